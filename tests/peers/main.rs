@@ -31,6 +31,7 @@ mod curl;
 mod http2;
 mod load;
 mod nginx;
+mod object_store;
 mod proxies;
 mod strace;
 mod tls;

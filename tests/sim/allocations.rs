@@ -95,12 +95,12 @@ impl Driver {
                             is_unpacked: false,
                         };
                         let content = Some(Stored::Memory((*b"hello").into()));
-                        Opened { coding, version, content }
+                        Opened { coding, version, object: None, content }
                     };
                     let files = vec![file(Coding::Identity, 1), file(Coding::Gzip, 2)];
                     let version = FileVersion { inode: 3, size: 2000, ..FileVersion::default() };
                     let content = Some(Stored::Memory([b'x'; 2000].into()));
-                    let large = Opened { coding: Coding::Identity, version, content };
+                    let large = Opened { coding: Coding::Identity, version, object: None, content };
                     let names = [&b"/doc.en.html"[..], b"/doc.fr.html"].map(Into::into).to_vec();
                     let found = match &work {
                         Work::Name(work) if *work.path == *b"/doc" => Found::Variants { names, files },

@@ -188,7 +188,7 @@ impl Files {
                         && inode.version() == *version
                     {
                         let content = Some(inode.content(in_memory_max));
-                        return Found::Missing(Opened { coding: *coding, version: *version, content });
+                        return Found::Missing(Opened { coding: *coding, version: *version, object: None, content });
                     }
                 }
                 let path = std::str::from_utf8(&work.path).map(|path| format!("{root}{path}"));
@@ -212,7 +212,7 @@ impl Files {
                             let version = inode.version();
                             let known = work.known.contains(&version);
                             let content = (!known).then(|| inode.content(in_memory_max));
-                            files.push(Opened { coding, version, content });
+                            files.push(Opened { coding, version, object: None, content });
                         }
                         Some(Node::Forbidden) if files.is_empty() => return Found::Forbidden,
                         _ if files.is_empty() => return Found::Absent,

@@ -56,7 +56,7 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
         revalidate: budgets.revalidate,
         ..Rules::default()
     };
-    let disk = Disk::open(sites, &settings.roots, rules).unwrap();
+    let disk = Disk::open(sites, &settings.roots, rules, None).unwrap();
     let clock = Clock::start();
     let sink = Sink::open(&settings.log.access, None).unwrap().unwrap();
     let (log, writing) = Writer::start(sink, &settings.log, clock).unwrap();
@@ -64,6 +64,7 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
     let listeners = listen::listeners_of(&[address], 0, 1).unwrap();
     let counts = Arc::new(ClientCounts::new(false).unwrap());
     let generation = Arc::new(ConfigSnapshot {
+        store: None,
         settings,
         disk: Arc::new(disk),
         verifier: None,

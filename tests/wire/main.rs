@@ -35,6 +35,9 @@ mod harness;
 #[path = "../php.rs"]
 mod php;
 
+#[path = "../object_store.rs"]
+mod object_store;
+
 #[path = "../ports.rs"]
 mod ports;
 
@@ -51,6 +54,7 @@ mod errors;
 mod frames;
 mod helpers;
 mod hostnames;
+mod object_store_tools;
 mod optimisations;
 mod preload;
 mod sending;

@@ -32,6 +32,7 @@ mod messages;
 mod metrics;
 mod mirror;
 mod negotiation;
+mod object_store;
 mod pages;
 mod proxies;
 mod ranges;

@@ -3,7 +3,7 @@
 //! 1. Rust components (rustfmt, clippy): reported if missing, never installed.
 //! 2. Debian packages, by `apt-get`, as root or through a passwordless `sudo`; otherwise it prints the command.
 //! 3. Cargo tools at pinned versions, as prebuilt binaries from wheels on PyPI: cargo-nextest alone takes minutes to
-//!    compile. Each tool has a directory under `target/tools` with the version in its name, so an existing directory is
+//!    compile; and moto, an object store, which is not in Debian. Each tool has a directory under `target/tools` with the version in its name, so an existing directory is
 //!    always the right version, and the user's Python environments stay unchanged.
 //!
 //! A missing requirement is an error that names the remedy: a test that skips itself without its tool proves nothing.
@@ -79,15 +79,25 @@ const NEEDED: &[Needed] = &[
     Needed { program: "c++", package: "g++", why: "compiles libFuzzer, which is C++, with each fuzz target" },
 ];
 
-/// A Cargo tool, from the wheel `astral-dev-toolchain-NAME` on PyPI.
+/// A tool from PyPI.
 pub(crate) struct Tool {
     name: &'static str,
     version: &'static str,
+    /// Its program, in `bin`.
+    program: &'static str,
+    /// The package; that of a Cargo tool is `astral-dev-toolchain-NAME`, a wheel with a binary and without dependencies.
+    package: Option<&'static str>,
 }
 
-pub(crate) const NEXTEST: Tool = Tool { name: "cargo-nextest", version: "0.9.148" };
-pub(crate) const DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2" };
-pub(crate) const FUZZ: Tool = Tool { name: "cargo-fuzz", version: "0.13.2" };
+const fn cargo_tool(name: &'static str, version: &'static str) -> Tool {
+    Tool { name, version, program: name, package: None }
+}
+
+pub(crate) const NEXTEST: Tool = cargo_tool("cargo-nextest", "0.9.148");
+pub(crate) const DENY: Tool = cargo_tool("cargo-deny", "0.20.2");
+pub(crate) const FUZZ: Tool = cargo_tool("cargo-fuzz", "0.13.2");
+/// An object store for tests.
+const MOTO: Tool = Tool { name: "moto", version: "5.2.5", program: "moto_server", package: Some("moto[server]") };
 
 pub(crate) fn run(args: &Args) -> Outcome {
     let mut troubles = Vec::new();
@@ -100,13 +110,13 @@ pub(crate) fn run(args: &Args) -> Outcome {
 
     let mut missing = missing(NEEDED);
     // Python is needed only to fetch a tool.
-    let pip = Needed { program: "python3 -m pip", package: "python3-pip", why: "fetches the Cargo tools" };
-    if [NEXTEST, DENY, FUZZ].iter().any(|tool| !tool.binary().exists()) && !has_pip() {
+    let pip = Needed { program: "python3 -m pip", package: "python3-pip", why: "fetches the tools from PyPI" };
+    if [NEXTEST, DENY, FUZZ, MOTO].iter().any(|tool| !tool.binary().exists()) && !has_pip() {
         missing.push(pip);
     }
     troubles.extend(install_missing(&missing, args.check).err());
 
-    for tool in [NEXTEST, DENY, FUZZ] {
+    for tool in [NEXTEST, DENY, FUZZ, MOTO] {
         if args.check && !tool.binary().exists() {
             troubles.push(format!("{} {} is missing; run: cargo xtask setup", tool.name, tool.version));
         } else {
@@ -144,7 +154,7 @@ impl Tool {
     }
 
     fn binary(&self) -> PathBuf {
-        self.dir().join("bin").join(self.name)
+        self.dir().join("bin").join(self.program)
     }
 
     /// The tool as a command; fetches the tool first if it is missing.
@@ -163,13 +173,15 @@ impl Tool {
         println!("fetching {} {} into {}", self.name, self.version, dir.display());
         // Install under another name first: an interrupted download must not look like an installed tool.
         let half = dir.with_file_name(format!(".{}-{}-{}", self.name, self.version, std::process::id()));
-        let wheel = format!("astral-dev-toolchain-{}=={}", self.name, self.version);
+        let package = self.package.map_or_else(|| format!("astral-dev-toolchain-{}", self.name), str::to_owned);
+        let wheel = format!("{package}=={}", self.version);
         let mut pip = program("python3");
         // pip permits --target even if the system's Python forbids any other installation (PEP 668). PIP_USER=0
         // overrides `user = true` in a pip.conf, which excludes --target.
         pip.env("PIP_USER", "0")
             .env("PIP_ROOT_USER_ACTION", "ignore")
-            .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"])
+            .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
+            .args(self.package.is_none().then_some("--no-deps"))
             .args(["--only-binary=:all:", "--target"])
             .arg(&half)
             .arg(&wheel);
@@ -181,7 +193,7 @@ impl Tool {
         if self.binary().exists() {
             return Ok(());
         }
-        let way_out = format!("needed from PyPI: {wheel} (a wheel with the binary {})", self.name);
+        let way_out = format!("needed from PyPI: {wheel} (with the program {})", self.program);
         Err(format!("{}\n    {way_out}", fetched.err().unwrap_or_else(|| "the wheel contains no such binary".into())))
     }
 }

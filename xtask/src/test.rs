@@ -172,11 +172,11 @@ fn format() -> Outcome {
 const RUNTIMES: &[&str] =
     &["actix-rt", "async-executor", "async-io", "async-std", "compio", "glommio", "mio", "monoio", "smol", "tokio"];
 
-/// Maximum number of crates in the server's tree, including its own. The tree had 130 when this was written: 28 verify
-/// passwords, 20 are for TLS, nine compress, four match regular expressions, three are for Landlock, one is for seccomp, and most others belong to miette, clap, schemars and toml. Versions
+/// Maximum number of crates in the server's tree, including its own. The tree had 136 when this was written: 28 verify
+/// passwords, 20 are for TLS, nine compress, four match regular expressions, three are for Landlock, six ask object stores, one is for seccomp, and most others belong to miette, clap, schemars and toml. Versions
 /// of textwrap after 0.16.2, which Cargo.lock pins for miette, add 23. Raise it deliberately: each crate lengthens the
 /// build, which is a newcomer's first impression.
-const SERVER_CRATES_MAX: usize = 130;
+const SERVER_CRATES_MAX: usize = 136;
 
 /// Checks the server's dependencies alone. cargo-deny covers the whole
 /// workspace, where a measuring tool may need a runtime.

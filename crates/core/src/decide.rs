@@ -473,6 +473,9 @@ fn step_after_trouble<F>(trouble: Trouble, shared: &mut SharedState<F>) -> Step<
         }
         Trouble::Exhausted => Step::Fail(Status::SERVICE_UNAVAILABLE, "out of file descriptors; try again in a second"),
         Trouble::Failed => Step::Fail(Status::INTERNAL_SERVER_ERROR, "cannot read the file"),
+        Trouble::Unavailable => {
+            Step::Fail(Status::SERVICE_UNAVAILABLE, "the object store does not answer; try again in a second")
+        }
     }
 }
 

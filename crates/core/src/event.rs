@@ -22,7 +22,7 @@ use crate::app::{Input, Output, RevalidateWork};
 use crate::auth::Verdict;
 use crate::cache::page::PageName;
 use crate::cache::path::LookupResult;
-use crate::file::{Content, FileVersion, NotUnpacked, Stored};
+use crate::file::{Content, FileVersion, NotUnpacked, ObjectHead, Stored};
 use crate::listing::{ListForm, ListOrder, Listing};
 use crate::record::Record;
 use crate::reply::Reply;
@@ -268,7 +268,7 @@ impl<F> Found<F> {
     pub fn outline<'a>(&'a self, mut content: impl FnMut(&'a Opened<F>) -> Option<Stored<()>>) -> Found<()> {
         let mut outline = |opened: &'a Opened<F>| {
             let Opened { coding, version, .. } = *opened;
-            Opened { coding, version, content: content(opened) }
+            Opened { coding, version, object: opened.object.clone(), content: content(opened) }
         };
         match self {
             Found::File { name, files, not_unpacked } => Found::File {
@@ -321,6 +321,8 @@ pub struct Opened<F> {
     pub coding: Coding,
     /// Its version, from fstat on the open descriptor.
     pub version: FileVersion,
+    /// Its metadata, if it is an object of an object store.
+    pub object: Option<Arc<ObjectHead>>,
     /// Its content; `None` if the requester has this version cached.
     pub content: Option<Stored<F>>,
 }
@@ -334,6 +336,8 @@ pub enum Trouble {
     Exhausted,
     /// The disk or file system failed: 500.
     Failed,
+    /// The object store does not answer, or refuses to: 503.
+    Unavailable,
 }
 
 /// The result as connections get it, after the caches were updated.
@@ -384,6 +388,9 @@ impl PreloadResult {
             Answer::Name(LookupResult::Forbidden, _) => (Status::FORBIDDEN, "permission denied"),
             Answer::Name(LookupResult::Absent, _) => (Status::NOT_FOUND, ""),
             Answer::Trouble(Trouble::Failed) => (Status::INTERNAL_SERVER_ERROR, "read error"),
+            Answer::Trouble(Trouble::Unavailable) => {
+                (Status::SERVICE_UNAVAILABLE, "the object store failed; see the error log")
+            }
             Answer::Trouble(Trouble::Busy | Trouble::Exhausted) => {
                 (Status::SERVICE_UNAVAILABLE, "disk queue full or out of file descriptors: try again")
             }

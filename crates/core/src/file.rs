@@ -27,6 +27,19 @@ pub struct FileVersion {
     pub is_unpacked: bool,
 }
 
+/// Metadata of an object in an object store, which take precedence over those derived from the name and state of its file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectHead {
+    /// Its entity tag, with quotes.
+    pub etag: Option<Box<str>>,
+    /// Content-Type.
+    pub media_type: Option<Box<str>>,
+    /// Content-Encoding: the object is sent with it to every client, as the store itself does.
+    pub encoding: Option<Box<str>>,
+    /// Cache-Control.
+    pub cache_control: Option<Box<str>>,
+}
+
 /// Why a file that exists only in compressed form cannot be sent to a client that does not accept its coding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NotUnpacked {

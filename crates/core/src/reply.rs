@@ -26,7 +26,7 @@ use crate::cache::head::{HeadCache, HeadKey, HeadKind};
 use crate::cache::page::AppPage;
 use crate::compress::{SIZE_MAX, SIZE_MIN};
 use crate::cors::{CorsOrigin, CorsRule};
-use crate::file::{Content, FileVersion, NotUnpacked, Stored, digest};
+use crate::file::{Content, FileVersion, NotUnpacked, ObjectHead, Stored, digest};
 use crate::headers;
 use crate::limits::Limits;
 use crate::listing::{self, ListForm, Listing};
@@ -379,7 +379,7 @@ fn whole_head(
     describe(&mut head, site, resource, representation);
     validators(&mut head, representation);
     head.field("Accept-Ranges", "bytes");
-    file_fields(&mut head, site, request, &resource.name);
+    file_fields(&mut head, site, request, &resource.name, resource.object());
     custom(&mut head, site, request, &resource.name, cors_origin);
     head
 }
@@ -396,7 +396,7 @@ fn not_modified_head(
     vary(&mut head, site, &resource.name, resource.vary);
     content_location(&mut head, resource);
     validators(&mut head, representation);
-    file_fields(&mut head, site, request, &resource.name);
+    file_fields(&mut head, site, request, &resource.name, resource.object());
     custom(&mut head, site, request, &resource.name, cors_origin);
     head
 }
@@ -442,7 +442,7 @@ fn partial<F>(
     };
     describe(&mut head, site, resource, representation);
     validators(&mut head, representation);
-    file_fields(&mut head, site, request, &resource.name);
+    file_fields(&mut head, site, request, &resource.name, resource.object());
     custom(&mut head, site, request, &resource.name, cors_origin);
     (ReplyHead::Owned(Box::new(head)), body)
 }
@@ -459,6 +459,8 @@ fn boundary(representation: &Representation, ranges: &[Range<u64>]) -> String {
 fn describe(head: &mut Head, site: &Site, resource: &Resource, representation: &Representation) {
     if representation.coding != Coding::Identity {
         head.field("Content-Encoding", representation.coding.token());
+    } else if let Some(encoding) = resource.object().and_then(|object| object.encoding.as_deref()) {
+        head.field("Content-Encoding", encoding);
     }
     if let Some(language) = &resource.language {
         head.field("Content-Language", language.as_bytes());
@@ -491,9 +493,15 @@ fn validators(head: &mut Head, representation: &Representation) {
 
 /// Adds the fields that rules set on files. A protected resource is private unless a rule says otherwise: RFC 9111, 3.5
 /// forbids shared caches to store it, but not every cache complies. See also [`restricted`], which concerns the request.
-fn file_fields(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8]) {
-    if !headers::add_to_file(head, &site.rules, path, request) && site.is_protected(path) {
+/// Otherwise an object has the Cache-Control of its store.
+fn file_fields(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8], object: Option<&ObjectHead>) {
+    if headers::add_to_file(head, &site.rules, path, request) {
+        return;
+    }
+    if site.is_protected(path) {
         head.field(CACHE_CONTROL, "private");
+    } else if let Some(value) = object.and_then(|object| object.cache_control.as_deref()) {
+        head.field(CACHE_CONTROL, value);
     }
 }
 
@@ -915,7 +923,7 @@ pub fn listing<F>(
     }
     vary(&mut head, site, path, Vary::ACCEPT);
     head.field("Last-Modified", date::format(modified)).field("ETag", &tag);
-    file_fields(&mut head, site, request, path);
+    file_fields(&mut head, site, request, path, None);
     custom(&mut head, site, request, path, site.cors_origin(path, request));
     let has_body = is_whole && request.method != Some(Method::Head);
     (ReplyHead::Owned(Box::new(head)), if has_body { Body::Shared(page) } else { Body::Empty })
@@ -1017,7 +1025,8 @@ mod tests {
         let vary = Vary::NOTHING.and_if(Vary::ENCODING, representations.len() > 1);
         let (name, media_type) = ((*b"/docs/a.txt").into(), "text/plain".into());
         let (site, language, is_chosen, is_compressible, lone) = (0, None, false, false, None);
-        Resource { site, name, media_type, language, vary, is_chosen, representations, is_compressible, lone }
+        let objects = Box::default();
+        Resource { site, name, media_type, language, vary, is_chosen, representations, is_compressible, lone, objects }
     }
 
     /// The head as sent, and the body's length.

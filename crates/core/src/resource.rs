@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use amped_http::negotiate::Coding;
 
 use crate::cache::policy::Hint;
-use crate::file::{self, FileVersion, NotUnpacked, digest};
+use crate::file::{self, FileVersion, NotUnpacked, ObjectHead, digest};
 use crate::site::{EtagForm, Site};
 use crate::traits::{Traits, is_compressible};
 use crate::vary::Vary;
@@ -38,6 +38,8 @@ pub struct Resource {
     pub is_compressible: bool,
     /// Set if only the compressed sibling of this name exists.
     pub lone: Option<PrecompressedOnly>,
+    /// The metadata of the representations, in their order, if they are objects of an object store; otherwise empty.
+    pub(crate) objects: Box<[Option<Arc<ObjectHead>>]>,
 }
 
 /// A compressed sibling without its original.
@@ -71,6 +73,34 @@ impl Resource {
         Resource { vary: Vary::ENCODING, lone: Some(PrecompressedOnly { name, not_unpacked }), ..resource }
     }
 
+    /// The same with the metadata of the objects that its representations are, in their order.
+    #[must_use]
+    pub fn of_objects(mut self, objects: impl IntoIterator<Item = Option<Arc<ObjectHead>>>) -> Resource {
+        self.objects = objects.into_iter().collect();
+        if self.objects.iter().all(Option::is_none) {
+            self.objects = Box::default();
+            return self;
+        }
+        for (representation, object) in self.representations.iter_mut().zip(&self.objects) {
+            if let Some(etag) = object.as_ref().and_then(|object| object.etag.as_ref()) {
+                representation.etag = etag.clone();
+            }
+        }
+        // The type of a compressed sibling is often that of its coding.
+        let itself = self.objects.first().cloned().flatten().filter(|_| self.lone.is_none());
+        if let Some(media_type) = itself.as_ref().and_then(|object| object.media_type.as_deref()) {
+            self.media_type = media_type.into();
+            self.is_compressible &= is_compressible(media_type);
+        }
+        self.is_compressible &= itself.is_none_or(|object| object.encoding.is_none());
+        self
+    }
+
+    /// The metadata of the object itself, if it is one.
+    pub(crate) fn object(&self) -> Option<&ObjectHead> {
+        self.objects.first()?.as_deref()
+    }
+
     /// One of several variants, each with its own name.
     pub fn of_variant(
         site: &Site,
@@ -101,17 +131,19 @@ impl Resource {
         let is_compressible = !site.compress.is_empty() && is_compressible(&media_type);
         let vary = Vary::NOTHING.and_if(Vary::ENCODING, representations.len() > 1 || is_compressible);
         let (site, lone) = (site.number, None);
-        Resource { site, name, media_type, language, vary, is_chosen, representations, is_compressible, lone }
+        let objects = Box::default();
+        Resource { site, name, media_type, language, vary, is_chosen, representations, is_compressible, lone, objects }
     }
 
     /// Rebuilds the resource from its name and its states.
     pub fn rebuilt(&self, site: &Site) -> Resource {
         let states = self.representations.iter().map(|one| (one.coding, one.version));
+        let objects = self.objects.iter().cloned();
         if let Some(lone) = &self.lone {
-            return Resource::of_lone(site, Arc::clone(&self.name), states, lone.not_unpacked);
+            return Resource::of_lone(site, Arc::clone(&self.name), states, lone.not_unpacked).of_objects(objects);
         }
         if !self.is_chosen {
-            return Resource::new(site, Arc::clone(&self.name), states);
+            return Resource::new(site, Arc::clone(&self.name), states).of_objects(objects);
         }
         let said = (self.media_type.clone(), self.language.clone());
         Resource { vary: self.vary, ..Resource::describe(site, Arc::clone(&self.name), states, said, true) }
@@ -168,4 +200,39 @@ impl Representation {
 fn digest_of(name: &[u8]) -> u64 {
     let words: Vec<u64> = name.iter().map(|&byte| u64::from(byte)).collect();
     digest(&words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metadata_of_objects_take_precedence() {
+        let site = Site { compress: alloc::vec![Coding::Gzip], ..Site::default() };
+        let states =
+            || [(Coding::Identity, FileVersion::default()), (Coding::Brotli, FileVersion::default())].into_iter();
+        let plain = || Resource::new(&site, b"/a.txt"[..].into(), states());
+        let object = |etag: &str| ObjectHead { etag: Some(etag.into()), ..ObjectHead::default() };
+        let itself =
+            ObjectHead { media_type: Some("text/x".into()), cache_control: Some("no-cache".into()), ..object("\"a\"") };
+        let sibling = ObjectHead { media_type: Some("application/x-br".into()), ..object("\"b\"") };
+        let objects = [Some(Arc::new(itself.clone())), Some(Arc::new(sibling))];
+        let found = plain().of_objects(objects.clone());
+        for found in [found.rebuilt(&site), found] {
+            let tags: Vec<&str> = found.representations.iter().map(|one| &*one.etag).collect();
+            assert_eq!((tags, found.media_type.as_str()), (alloc::vec!["\"a\"", "\"b\""], "text/x"));
+            assert!(found.is_compressible && found.object() == Some(&itself));
+        }
+        // Its bytes are encoded already, or it is no text.
+        for itself in [
+            ObjectHead { encoding: Some("gzip".into()), ..ObjectHead::default() },
+            ObjectHead { media_type: Some("image/png".into()), ..ObjectHead::default() },
+        ] {
+            assert!(!plain().of_objects([Some(Arc::new(itself)), None]).is_compressible);
+        }
+        // Files have none.
+        let files = plain().of_objects([None, None]);
+        assert!(files.object().is_none() && files.is_compressible);
+        assert_eq!(files.representations[0].etag, plain().representations[0].etag);
+    }
 }

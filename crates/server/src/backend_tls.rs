@@ -171,13 +171,8 @@ fn verifier(
     if !keys.verify {
         return Ok(Arc::new(Verifier { inner: None, own: Vec::new(), provider }));
     }
-    let (trusted, own) = match keys.ca {
-        Some(path) => {
-            let read = read_chain(path).map_err(|(message, help)| unusable(Some("tls_ca"), message, &help))?;
-            (read.clone(), read)
-        }
-        None => (system_authorities()?, Vec::new()),
-    };
+    let trusted = authorities(keys.ca)?;
+    let own = if keys.ca.is_some() { trusted.clone() } else { Vec::new() };
     let mut roots = RootCertStore::empty();
     for one in trusted {
         identity.update(&one);
@@ -190,6 +185,17 @@ fn verifier(
     let inner = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build();
     let inner = inner.map_err(|error| unusable(keys.ca.map(|_| "tls_ca"), format!("cannot verify: {error}"), ""))?;
     Ok(Arc::new(Verifier { inner: Some(inner), own, provider }))
+}
+
+/// Returns the certificates that are trusted: those of a file, or else the system's.
+///
+/// # Errors
+/// The file cannot be read or is invalid, or the system has none.
+pub fn authorities(ca: Option<&Path>) -> Result<Vec<CertificateDer<'static>>, UnusableKeys> {
+    match ca {
+        Some(path) => read_chain(path).map_err(|(message, help)| unusable(Some("tls_ca"), message, &help)),
+        None => system_authorities(),
+    }
 }
 
 fn system_authorities() -> Result<Vec<CertificateDer<'static>>, UnusableKeys> {

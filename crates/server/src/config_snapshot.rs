@@ -17,6 +17,7 @@ use crate::config::settings::form;
 use crate::counters::Snapshot;
 use crate::disk::Disk;
 use crate::notes::Notes;
+use crate::object_store::ObjectStore;
 use crate::open_file::OpenFile;
 use crate::passwords::verifier::Verifier;
 use crate::request_limits::RequestLimits;
@@ -30,6 +31,8 @@ pub struct ConfigSnapshot {
     pub settings: Settings,
     /// The document roots.
     pub disk: Arc<Disk>,
+    /// The object store, if a root is in it.
+    pub store: Option<Arc<ObjectStore>>,
     /// Verifies passwords, if a site requires any.
     pub verifier: Option<Verifier>,
     /// The buckets of clients, if a site limits requests.
@@ -79,8 +82,10 @@ impl ConfigSnapshot {
 
     /// Sums the statistics of loops, and adds those of the process.
     pub fn sum_up(&self, snapshots: &[Snapshot], log: Option<&Writer>) -> Snapshot {
-        let mut sum =
-            Snapshot::default().with_log(log.map(Writer::counts)).with_watch(self.disk.notes().map(Notes::counts));
+        let mut sum = Snapshot::default()
+            .with_log(log.map(Writer::counts))
+            .with_watch(self.disk.notes().map(Notes::counts))
+            .with_store(self.store.as_ref().map(|store| store.counts()));
         snapshots.iter().for_each(|snapshot| sum += snapshot);
         if let Some(shared) = &self.caches {
             sum += &Snapshot { caches: shared.figures(), ..Snapshot::default() };

@@ -82,6 +82,9 @@ impl Confinement {
             programs: programs(settings, program),
         };
         SYSTEM.iter().chain(&AUTHORITIES).for_each(|path| files.add(path, Access::Read));
+        // Read again at a reload.
+        let of_store = settings.store.iter().flat_map(|store| [&store.credentials_file, &store.keys.ca]).flatten();
+        of_store.for_each(|path| files.add_replaceable(path, Access::Read));
         let variables = ["SSL_CERT_FILE", "SSL_CERT_DIR"].map(std::env::var_os);
         variables.iter().flatten().for_each(|path| files.add(path, Access::Read));
         let included = settings.included.iter().map(Path::new);
@@ -131,6 +134,7 @@ impl Confinement {
         for path in [&settings.control.socket, &settings.metrics.file].into_iter().flatten() {
             path.parent().iter().for_each(|folder| self.add(folder, Access::Name));
         }
+        settings.store.iter().for_each(|store| self.add(&store.directory, Access::Manage));
         if settings.apps.iter().any(|apps| !apps.is_empty()) && settings.spool.max_bytes.0 > 0 {
             settings.spool.directories().iter().for_each(|folder| self.add(folder, Access::Write));
         }

@@ -61,6 +61,8 @@ pub struct Snapshot {
     pub model: ModelCounts,
     /// Statistics of watching for file changes.
     pub watch: WatchCounts,
+    /// The object store of the whole process.
+    pub store: StoreCounts,
     /// Access log lines that were lost.
     pub lost_lines: u64,
     /// Host name lookups for the access log.
@@ -421,6 +423,23 @@ pub struct WatchCounts {
     pub overflows: u64,
 }
 
+/// Statistics of a process about its object store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreCounts {
+    /// Requests, of objects and listings, including those that were not made because the store had just failed.
+    pub requests: u64,
+    /// Those of them that failed, or were not made.
+    pub failures: u64,
+    /// Objects that the store has confirmed.
+    pub confirmed: u64,
+    /// Bytes of objects received.
+    pub fetched_bytes: u64,
+    /// Lookups answered with an object that was not current.
+    pub stale: u64,
+    /// Local copies removed to make room.
+    pub evictions: u64,
+}
+
 /// A loop's iterations, from the return of epoll_wait until it waits again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoopCounts {
@@ -664,6 +683,12 @@ figures! {
     watch.directories: Gauge Things "watched_folders" "" "Watched directories.",
     watch.events: Counter Things "watch_events" "" "Events of watched directories.",
     watch.overflows: Counter Things "watch_overflows" "" "Times that watch events were lost.",
+    store.requests: Counter Things "store_requests" "" "Requests to the object store, made or not.",
+    store.failures: Counter Things "store_failures" "" "Requests to the object store that failed, or were not made because it had just failed.",
+    store.confirmed: Counter Things "store_confirmed" "" "Objects that the object store has confirmed by 304.",
+    store.fetched_bytes: Counter Bytes "store_fetched" "" "Bytes of objects received from the object store.",
+    store.stale: Counter Things "store_stale" "" "Lookups answered with an object that was not current, because the object store failed.",
+    store.evictions: Counter Things "store_evictions" "" "Local copies of objects removed to make room.",
     lost_lines: Counter Things "log_lines_lost" "" "Access log lines that were lost.",
     hostnames.lookups: Counter Things "hostname_lookups" "" "Host name lookups.",
     hostnames.failed: Counter Things "hostname_failures" "" "Host name lookups without a result.",
@@ -694,6 +719,12 @@ impl Snapshot {
     #[must_use]
     pub fn with_watch(self, watch: Option<WatchCounts>) -> Snapshot {
         Snapshot { watch: watch.unwrap_or_default(), ..self }
+    }
+
+    /// Adds the statistics of the object store; `None`: there is none.
+    #[must_use]
+    pub fn with_store(self, store: Option<StoreCounts>) -> Snapshot {
+        Snapshot { store: store.unwrap_or_default(), ..self }
     }
 }
 

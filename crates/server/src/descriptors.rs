@@ -22,7 +22,7 @@ pub struct Needs {
     pub helper_processes: bool,
     /// Maximum files that one set of caches keeps open.
     pub files: usize,
-    /// Maximum concurrent requests to applications.
+    /// Maximum concurrent requests to applications, and to an object store.
     pub exchanges: usize,
 }
 

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use amped_core::app::AppTrouble;
 use amped_core::event::{self, Delay, Found, ListWork, Missing, NameWork, Opened, Trouble, Work};
-use amped_core::file::{FileHandle, FileVersion, NotUnpacked, Stored};
+use amped_core::file::{FileHandle, FileVersion, NotUnpacked, ObjectHead, Stored};
 use amped_core::listing::{self, Entry, Listing};
 use amped_core::shared_state::SharedState;
 use amped_core::site::{Site, Sites, Symlinks};
@@ -40,6 +40,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::listings::Listings;
 use crate::notes::Notes;
+use crate::object_store::settings::Location;
+use crate::object_store::{self, Bucket, ObjectStore};
 use crate::open_file::{MappedWindows, OpenFile, WINDOW, version_of};
 use crate::residency::Residency;
 use crate::say;
@@ -86,6 +88,8 @@ pub struct Rules {
 #[derive(Debug)]
 struct Root {
     path: PathBuf,
+    /// The content, if it is in an object store; then `current` is the directory of local copies, which never changes.
+    bucket: Option<Bucket>,
     current: Mutex<CurrentRoot>,
 }
 
@@ -175,12 +179,17 @@ impl From<io::Error> for DiskError {
 }
 
 impl Disk {
-    /// Opens the roots.
+    /// Opens the roots; those that are in an object store are in this one.
     ///
     /// # Errors
     /// The first root that cannot be opened, with its path.
-    pub fn open(sites: Arc<Sites>, roots: &[PathBuf], rules: Rules) -> Result<Disk, (PathBuf, io::Error)> {
-        let open = |root: &PathBuf| match file::open_root(root, Patience::Wait) {
+    pub fn open(
+        sites: Arc<Sites>,
+        roots: &[PathBuf],
+        rules: Rules,
+        store: Option<&Arc<ObjectStore>>,
+    ) -> Result<Disk, (PathBuf, io::Error)> {
+        let open_folder = |root: &PathBuf| match file::open_root(root, Patience::Wait) {
             Ok(folder) => {
                 if let Err(error) = file::can_open_without_waiting(folder.as_fd()) {
                     let why = format!(
@@ -190,9 +199,17 @@ impl Disk {
                     return Err((root.clone(), io::Error::other(why)));
                 }
                 let current = CurrentRoot { folder: Arc::new(folder), checked: Some(Instant::now()) };
-                Ok(Root { path: root.clone(), current: Mutex::new(current) })
+                Ok(Root { path: root.clone(), bucket: None, current: Mutex::new(current) })
             }
             Err(error) => Err((root.clone(), error)),
+        };
+        let open = |root: &PathBuf| match (Location::of(root), store) {
+            (Some(Ok(location)), Some(store)) => {
+                let current = CurrentRoot { folder: Arc::clone(store.folder()), checked: None };
+                let bucket = Some(Bucket::new(Arc::clone(store), location));
+                Ok(Root { path: root.clone(), bucket, current: Mutex::new(current) })
+            }
+            _ => open_folder(root),
         };
         let roots = roots.iter().map(open).collect::<Result<_, _>>()?;
         Ok(Disk::new(sites, roots, rules))
@@ -251,7 +268,7 @@ impl Disk {
             .into_iter()
             .map(|(site, path, folder)| {
                 let current = CurrentRoot { folder: Arc::new(folder), checked: None };
-                (site, Root { path, current: Mutex::new(current) })
+                (site, Root { path, bucket: None, current: Mutex::new(current) })
             })
             .unzip();
         Some(Disk::new(Arc::new(Sites::new(sites.into_iter().flatten().collect())?), roots, rules))
@@ -281,8 +298,10 @@ impl Disk {
         shared: &mut SharedState<OpenFile>,
     ) -> event::Answer<OpenFile> {
         // First: an event that follows from the note must not precede the entry.
-        if let (Work::Name(work), Some(notes)) = (work, self.notes.get()) {
-            notes.note(work.site, &work.path);
+        if let (Work::Name(name), Some(notes)) = (work, self.notes.get())
+            && !self.is_remote(work)
+        {
+            notes.note(name.site, &name.path);
         }
         let sites = Arc::clone(&shared.sites);
         shared.caches.learn(requested, work, found, &sites)
@@ -310,13 +329,13 @@ impl Disk {
     /// Those of openat2(2).
     pub fn folder(&self, site: u16, path: &[u8]) -> io::Result<OwnedFd> {
         let (root, path) = self.beneath(site, path)?;
-        file::open_root_beneath(root.folder.as_fd(), if path.is_empty() { c"." } else { &path }, Patience::Wait)
+        file::open_root_beneath(root.folder()?.as_fd(), if path.is_empty() { c"." } else { &path }, Patience::Wait)
     }
 
     /// Opens the file of this name, if the last component is a link. Waits for the disk.
     pub fn behind_link(&self, site: u16, path: &[u8]) -> Option<OwnedFd> {
         let (root, path) = self.beneath(site, path).ok()?;
-        let status = file::status_at(&root.folder, &path).ok()?;
+        let status = file::status_at(root.folder().ok()?, &path).ok()?;
         let opened = (status.kind == Kind::Link).then(|| root.open(&path, Patience::Wait))?.ok()?;
         (file::status(&opened).ok()?.kind == Kind::Regular).then_some(opened)
     }
@@ -381,6 +400,32 @@ impl Disk {
             Ok(Some(Place { root, path: Some(path) })) => Ok((root, c_string(path)?)),
             Ok(_) | Err(DiskError::WouldWait | DiskError::Fresh) => Err(absent()),
             Err(DiskError::Io(error)) => Err(error),
+        }
+    }
+
+    /// Returns the bucket that has the content of this path, and its path there, if it is in an object store.
+    fn bucket<'a>(&self, site: u16, path: &'a [u8]) -> Option<(&Bucket, &'a [u8])> {
+        let site = self.sites.get(site)?;
+        if site.user_dir.is_some() && path.starts_with(b"/~") {
+            return None;
+        }
+        let (number, path) = site.place(path);
+        Some((self.roots.get(usize::from(number))?.bucket.as_ref()?, path.unwrap_or_default()))
+    }
+
+    /// Returns whether the work may have to wait for an object store, which takes longer than any disk.
+    pub fn is_remote(&self, work: &Work) -> bool {
+        let (Work::Name(NameWork { site, path, .. }) | Work::List(ListWork { site, path, .. })) = work;
+        self.bucket(*site, path).is_some()
+    }
+
+    /// Makes the next look at the files of this name ask the object store, if they are in one.
+    pub fn purge(&self, site: u16, path: &[u8]) {
+        let names = self.files_of(site, path);
+        for path in names.iter().map(|name| &**name).chain([path]) {
+            if let Some((bucket, path)) = self.bucket(site, path) {
+                bucket.purge(path);
+            }
         }
     }
 
@@ -468,7 +513,7 @@ impl Disk {
         if path.ends_with(b"/") || path.is_empty() {
             for index in &site.index {
                 let index = index.as_bytes();
-                match open_regular(&root, &[path, index].concat(), names) {
+                match root.open_regular(&[path, index].concat(), names) {
                     Ok(Some(opened)) => {
                         let name = [&*work.path, index].concat();
                         return self.found(site, &root, &[path, index].concat(), name.into(), opened, work, effort);
@@ -487,6 +532,9 @@ impl Disk {
                 }
             }
         }
+        let Tree::Folder(above, _) = &root else {
+            return self.object(site, &root, path, work, effort);
+        };
         let folder = if path.is_empty() { b"." } else { path };
         let folder = c_string(folder)?;
         let opened = match root.open(&folder, names) {
@@ -497,28 +545,72 @@ impl Disk {
                     && !path.ends_with(b"/")
                     && !path.is_empty() =>
             {
-                return match file::is_directory_beneath(root.folder.as_fd(), &folder, names)? {
+                return match file::is_directory_beneath(above.as_fd(), &folder, names)? {
                     true => Ok(Found::NeedsSlash),
                     false => Err(error.into()),
                 };
             }
             Err(error) if is_absence(&error) && !path.ends_with(b"/") => {
-                let (folder, requested) =
-                    path.split_at(path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1));
-                if let Some(found) = self.variants(&root, (folder, requested), work, effort)? {
-                    return Ok(found);
-                }
-                let name = Arc::clone(&work.path);
-                return self.lone(site, &root, path, name, work, effort)?.ok_or(error.into());
+                return self.other_form(site, &root, path, work, effort)?.ok_or(error.into());
             }
             opened => opened?,
         };
         let status = file::status(&opened)?;
         match status.kind {
-            Kind::Regular => self.found(site, &root, path, Arc::clone(&work.path), (opened, status), work, effort),
+            Kind::Regular => {
+                let opened = Opening { file: opened, status, object: None };
+                self.found(site, &root, path, Arc::clone(&work.path), opened, work, effort)
+            }
             Kind::Directory if path.ends_with(b"/") || path.is_empty() => Ok(Found::Directory(version_of(&status))),
             Kind::Directory => Ok(Found::NeedsSlash),
             Kind::Link | Kind::Other => Ok(Found::Forbidden),
+        }
+    }
+
+    /// Looks an object up. A key may be both that of an object and the beginning of others.
+    fn object(
+        &self,
+        site: &Site,
+        root: &Tree,
+        path: &[u8],
+        work: &NameWork,
+        effort: Effort,
+    ) -> DiskResult<Found<OpenFile>> {
+        let Tree::Objects(bucket) = root else { return Ok(Found::Absent) };
+        let names = self.for_names(effort);
+        if path.ends_with(b"/") || path.is_empty() {
+            return Ok(bucket.prefix(path, names)?.map_or(Found::Absent, Found::Directory));
+        }
+        match root.open_regular(path, names) {
+            Ok(Some(opened)) => return self.found(site, root, path, Arc::clone(&work.path), opened, work, effort),
+            Err(DiskError::Io(error)) if is_absence(&error) => {}
+            Ok(None) => {}
+            Err(error) => return Err(error),
+        }
+        if let Some(found) = self.other_form(site, root, path, work, effort)? {
+            return Ok(found);
+        }
+        match bucket.prefix(&[path, b"/"].concat(), names) {
+            Ok(Some(_)) => Ok(Found::NeedsSlash),
+            // Whether objects may be listed does not matter here.
+            Err(error) if error.kind() != io::ErrorKind::PermissionDenied => Err(error.into()),
+            Ok(None) | Err(_) => Ok(Found::Absent),
+        }
+    }
+
+    /// Returns the variants, or else the compressed sibling, of a missing file.
+    fn other_form(
+        &self,
+        site: &Site,
+        root: &Tree,
+        path: &[u8],
+        work: &NameWork,
+        effort: Effort,
+    ) -> DiskResult<Option<Found<OpenFile>>> {
+        let (folder, requested) = path.split_at(path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1));
+        match self.variants(root, (folder, requested), work, effort)? {
+            None => self.lone(site, root, path, Arc::clone(&work.path), work, effort),
+            found => Ok(found),
         }
     }
 
@@ -539,18 +631,12 @@ impl Disk {
         if names == Patience::Now {
             return Err(DiskError::WouldWait);
         }
-        let opened = root.open(&c_string(if folder.is_empty() { b"." } else { folder })?, names);
-        let opened = match opened {
+        let all = match root.names(folder, requested, names) {
             Err(error) if is_absence(&error) => return Ok(None),
-            opened => opened?,
+            all => all?,
         };
-        let mut candidates: Vec<Vec<u8>> = Vec::new();
-        for name in file::names(&opened)? {
-            let name = name?;
-            if variants::may_be_variant(requested, &name) {
-                candidates.push(name);
-            }
-        }
+        let is_candidate = |name: &Vec<u8>| variants::may_be_variant(requested, name);
+        let mut candidates: Vec<Vec<u8>> = all.into_iter().filter(is_candidate).collect();
         candidates.sort();
         // The document itself in a single other coding.
         if let [only] = &candidates[..]
@@ -562,8 +648,8 @@ impl Disk {
         let (mut paths, mut files): (Vec<Arc<[u8]>>, _) = (Vec::new(), Vec::new());
         let mut failed = None;
         for name in candidates.into_iter().take(variants::CANDIDATES_MAX) {
-            match open_regular(root, &[folder, &name].concat(), names) {
-                Ok(Some((opened, status))) => match self.load(Coding::Identity, opened, status, &work.known, effort) {
+            match root.open_regular(&[folder, &name].concat(), names) {
+                Ok(Some(opened)) => match self.load(Coding::Identity, opened, &work.known, effort) {
                     Ok(opened) => {
                         files.push(opened);
                         paths.push([&work.path[..above], &name].concat().into());
@@ -598,25 +684,25 @@ impl Disk {
         if !site.precompressed.contains(&coding) {
             return Ok(None);
         }
-        let opened = match open_regular(root, &[path, coding.suffix().as_bytes()].concat(), self.for_names(effort)) {
+        let opened = match root.open_regular(&[path, coding.suffix().as_bytes()].concat(), self.for_names(effort)) {
             Ok(opened) => opened,
             Err(DiskError::Io(error)) if is_absence(&error) => None,
             Err(error) => return Err(error),
         };
-        let Some((opened, status)) = opened else { return Ok(None) };
-        let known = work.known.iter().find(|known| known.is_unpacked_of(&version_of(&status)));
+        let Some(opened) = opened else { return Ok(None) };
+        let known = work.known.iter().find(|known| known.is_unpacked_of(&version_of(&opened.status)));
         if let Some(&version) = known {
-            let packed = self.load(coding, opened, status, &work.known, effort)?;
-            let unpacked = Opened { coding: Coding::Identity, version, content: None };
+            let packed = self.load(coding, opened, &work.known, effort)?;
+            let unpacked = Opened { coding: Coding::Identity, version, object: None, content: None };
             // If it has just changed, the cached version is useless.
             let files = if version.is_unpacked_of(&packed.version) { vec![packed, unpacked] } else { vec![packed] };
             return Ok(Some(Found::File { name, files, not_unpacked: None }));
         }
         if !work.unpack {
-            let files = vec![self.load(coding, opened, status, &work.known, effort)?];
+            let files = vec![self.load(coding, opened, &work.known, effort)?];
             return Ok(Some(Found::File { name, files, not_unpacked: None }));
         }
-        let packed = self.load_to_unpack(opened, status, effort)?;
+        let packed = self.load_to_unpack(opened, effort)?;
         let (files, not_unpacked) = match self.unpack(&packed)? {
             Ok(unpacked) => (vec![packed, unpacked], None),
             Err(why) => {
@@ -628,10 +714,10 @@ impl Disk {
     }
 
     /// Opens a compressed file and reads it, where waiting is allowed: unpacking takes time.
-    fn load_to_unpack(&self, opened: OwnedFd, status: file::Status, effort: Effort) -> DiskResult<Opened<OpenFile>> {
+    fn load_to_unpack(&self, opened: Opening, effort: Effort) -> DiskResult<Opened<OpenFile>> {
         match effort {
             Effort::Now => Err(DiskError::WouldWait),
-            Effort::Defer | Effort::Wait | Effort::Accept => self.load(Coding::Gzip, opened, status, &[], effort),
+            Effort::Defer | Effort::Wait | Effort::Accept => self.load(Coding::Gzip, opened, &[], effort),
         }
     }
 
@@ -649,7 +735,7 @@ impl Disk {
             if let Some(Stored::File(file)) = &packed.content {
                 version.is_changing |= !file.has_bytes_of(&packed.version);
             }
-            Opened { coding: Coding::Identity, version, content: Some(Stored::Memory(bytes)) }
+            Opened { coding: Coding::Identity, version, object: None, content: Some(Stored::Memory(bytes)) }
         }))
     }
 
@@ -682,13 +768,13 @@ impl Disk {
         };
         let version = missing.version;
         let coding = if version.is_unpacked { Coding::Gzip } else { missing.coding };
-        match open_regular(&root, &[path, coding.suffix().as_bytes()].concat(), names) {
-            Ok(Some((opened, status))) if version.is_unpacked_of(&version_of(&status)) => {
-                let packed = self.load_to_unpack(opened, status, effort)?;
+        match root.open_regular(&[path, coding.suffix().as_bytes()].concat(), names) {
+            Ok(Some(opened)) if version.is_unpacked_of(&version_of(&opened.status)) => {
+                let packed = self.load_to_unpack(opened, effort)?;
                 Ok(self.unpack(&packed)?.ok().filter(|unpacked| unpacked.version == version))
             }
-            Ok(Some((opened, status))) if version_of(&status) == missing.version => {
-                let opened = self.load(missing.coding, opened, status, &[], effort)?;
+            Ok(Some(opened)) if version_of(&opened.status) == missing.version => {
+                let opened = self.load(missing.coding, opened, &[], effort)?;
                 Ok((opened.version == missing.version).then_some(opened))
             }
             Ok(_) | Err(DiskError::Io(_)) => Ok(None),
@@ -704,24 +790,22 @@ impl Disk {
         root: &Tree,
         path: &[u8],
         name: Arc<[u8]>,
-        (opened, status): (OwnedFd, file::Status),
+        opened: Opening,
         work: &NameWork,
         effort: Effort,
     ) -> DiskResult<Found<OpenFile>> {
         let mut files = Vec::with_capacity(1 + site.precompressed.len());
-        let mtime = status.mtime_ns;
-        files.push(self.load(Coding::Identity, opened, status, &work.known, effort)?);
+        let mtime = opened.status.mtime_ns;
+        files.push(self.load(Coding::Identity, opened, &work.known, effort)?);
         for &coding in &site.precompressed {
             let sibling = [path, coding.suffix().as_bytes()].concat();
-            match open_regular(root, &sibling, self.for_names(effort)) {
+            match root.open_sibling(&sibling, self.for_names(effort)) {
                 // A sibling older than its original was created from an earlier version.
-                Ok(Some((opened, status))) if variants::is_current((status.mtime_ns, status.ctime_ns), mtime) => {
-                    match self.load(coding, opened, status, &work.known, effort) {
-                        Ok(opened) => files.push(opened),
-                        Err(DiskError::Io(_)) => {}
-                        Err(wait) => return Err(wait),
-                    }
-                }
+                Ok(Some(opened)) if opened.is_current(mtime) => match self.load(coding, opened, &work.known, effort) {
+                    Ok(opened) => files.push(opened),
+                    Err(DiskError::Io(_)) => {}
+                    Err(wait) => return Err(wait),
+                },
                 // Unavailable, for whatever reason: the original serves.
                 Ok(_) | Err(DiskError::Io(_)) => {}
                 Err(wait) => return Err(wait),
@@ -737,11 +821,13 @@ impl Disk {
     fn load(
         &self,
         coding: Coding,
-        opened: OwnedFd,
-        status: file::Status,
+        opened: Opening,
         known: &[FileVersion],
         effort: Effort,
     ) -> DiskResult<Opened<OpenFile>> {
+        let Opening { file: opened, status, object } = opened;
+        // The bytes of an object never change under the name of their file.
+        let is_constant = object.is_some();
         if self.is_secret(&status, self.for_names(effort))? {
             return Err(DiskError::Io(io::ErrorKind::PermissionDenied.into()));
         }
@@ -749,9 +835,11 @@ impl Disk {
         let mut version = version_of(&status);
         for attempt in 0_u32.. {
             if known.contains(&version) {
-                return Ok(Opened { coding, version, content: None });
+                return Ok(Opened { coding, version, object, content: None });
             }
-            let moving = moving_for(&version, SystemTime::now(), STILL);
+            let moving_for =
+                |still| if is_constant { Duration::ZERO } else { moving_for(&version, SystemTime::now(), still) };
+            let moving = moving_for(STILL);
             let wait_max = CHANGES_MAX + grain(&version);
             match effort {
                 _ if moving.is_zero() && attempt < ATTEMPTS_MAX => {}
@@ -767,7 +855,7 @@ impl Disk {
                     break;
                 }
             }
-            let is_young = !moving_for(&version, SystemTime::now(), CONFIRM).is_zero();
+            let is_young = !moving_for(CONFIRM).is_zero();
             if is_young && effort == Effort::Now {
                 return Err(DiskError::Fresh);
             }
@@ -784,7 +872,7 @@ impl Disk {
                 }
             }
             match bytes {
-                Some(bytes) => return Ok(Opened { coding, version, content: Some(Stored::Memory(bytes)) }),
+                Some(bytes) => return Ok(Opened { coding, version, object, content: Some(Stored::Memory(bytes)) }),
                 None => break,
             }
         }
@@ -804,7 +892,7 @@ impl Disk {
             }
         }
         let (file, version) = OpenFile::new(opened, version);
-        Ok(Opened { coding, version, content: Some(Stored::File(file)) })
+        Ok(Opened { coding, version, object, content: Some(Stored::File(file)) })
     }
 
     /// Returns whether a file in this state is never to be served. A hard link, or a link out of the root if those are
@@ -861,6 +949,9 @@ impl Disk {
         let Some(Place { root, path: Some(path) }) = self.place(site, &work.path, Patience::Wait)? else {
             return Ok(Found::Absent);
         };
+        if let Tree::Objects(bucket) = &root {
+            return list_objects(site, bucket, path, work);
+        }
         let folder = if path.is_empty() { b"." } else { path };
         let folder = root.open(&c_string(folder)?, Patience::Wait)?;
         // As for a file that is being written: the bytes read are of one state only if the file is stable.
@@ -910,12 +1001,16 @@ impl Disk {
             let root = self.user_root(name, folder, patience)?;
             // A user may publish what is in that directory, and no other file that this process can read.
             let links = if site.symlinks == Symlinks::Any { Links::Within } else { links_of(site.symlinks) };
-            return Ok(
-                root.map(|folder| Place { root: Tree { folder, links }, path: slash.map(|slash| &rest[slash + 1..]) })
-            );
+            return Ok(root.map(|folder| Place {
+                root: Tree::Folder(folder, links),
+                path: slash.map(|slash| &rest[slash + 1..]),
+            }));
         }
         let (number, path) = site.place(path);
-        let root = Tree { folder: self.root(number, patience)?, links: links_of(site.symlinks) };
+        let root = match &self.roots[usize::from(number)].bucket {
+            Some(bucket) => Tree::Objects(bucket.clone()),
+            None => Tree::Folder(self.root(number, patience)?, links_of(site.symlinks)),
+        };
         Ok(Some(Place { root, path }))
     }
 
@@ -989,16 +1084,94 @@ pub struct Script {
     pub file: OwnedFd,
 }
 
-/// A directory with everything beneath it, and which links are followed there.
-struct Tree {
-    folder: Arc<OwnedFd>,
-    links: Links,
+/// Everything beneath a root.
+enum Tree {
+    /// A directory, and which links are followed there.
+    Folder(Arc<OwnedFd>, Links),
+    /// Objects whose keys begin alike.
+    Objects(Bucket),
 }
 
-impl Tree {
-    fn open(&self, path: &CStr, patience: Patience) -> io::Result<OwnedFd> {
-        links::open(self.folder.as_fd(), path, self.links, patience)
+/// An open file.
+struct Opening {
+    file: OwnedFd,
+    status: file::Status,
+    /// What an object store says about it, if it is the local copy of an object.
+    object: Option<Arc<ObjectHead>>,
+}
+
+impl Opening {
+    /// Returns whether it was made after its original, which has this modification time.
+    fn is_current(&self, mtime_ns: i64) -> bool {
+        // The change of a local copy is not that of the object.
+        let changed_ns = if self.object.is_some() { self.status.mtime_ns } else { self.status.ctime_ns };
+        variants::is_current((self.status.mtime_ns, changed_ns), mtime_ns)
     }
+}
+
+/// How long it is believed that an object has no precompressed sibling. An object is asked for more often than once a second, and its
+/// siblings with it.
+const SIBLING_ABSENT: Duration = Duration::from_secs(60);
+
+impl Tree {
+    fn folder(&self) -> io::Result<&Arc<OwnedFd>> {
+        match self {
+            Tree::Folder(folder, _) => Ok(folder),
+            Tree::Objects(_) => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    /// Opens a file or directory; in an object store there is none.
+    fn open(&self, path: &CStr, patience: Patience) -> io::Result<OwnedFd> {
+        match self {
+            Tree::Folder(folder, links) => links::open(folder.as_fd(), path, *links, patience),
+            Tree::Objects(_) => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    /// Opens a file. Returns `None` if it is not a regular one.
+    fn open_regular(&self, path: &[u8], patience: Patience) -> DiskResult<Option<Opening>> {
+        self.open_file(path, patience, object_store::ABSENT)
+    }
+
+    fn open_sibling(&self, path: &[u8], patience: Patience) -> DiskResult<Option<Opening>> {
+        self.open_file(path, patience, SIBLING_ABSENT)
+    }
+
+    fn open_file(&self, path: &[u8], patience: Patience, absent_for: Duration) -> DiskResult<Option<Opening>> {
+        let (file, object) = match self {
+            Tree::Folder(..) => (self.open(&c_string(path)?, patience)?, None),
+            Tree::Objects(bucket) => bucket.open(path, patience, absent_for).map(|(file, head)| (file, Some(head)))?,
+        };
+        let status = file::status(&file)?;
+        Ok((status.kind == Kind::Regular).then_some(Opening { file, status, object }))
+    }
+
+    /// Returns the names in a directory, whose path ends in a slash or is empty, at least those with the stem of `start`.
+    fn names(&self, folder: &[u8], start: &[u8], patience: Patience) -> io::Result<Vec<Vec<u8>>> {
+        match self {
+            Tree::Folder(..) => {
+                let folder = self.open(&c_string(if folder.is_empty() { b"." } else { folder })?, patience)?;
+                file::names(&folder)?.collect()
+            }
+            Tree::Objects(bucket) => {
+                // Other extensions may precede the requested ones.
+                let stem = start.iter().skip(1).position(|&byte| byte == b'.').map_or(start.len(), |dot| dot + 1);
+                bucket.names(folder, &start[..stem])
+            }
+        }
+    }
+}
+
+/// Lists what is directly below a path of a bucket.
+fn list_objects(site: &Site, bucket: &Bucket, path: &[u8], work: &ListWork) -> DiskResult<Found<OpenFile>> {
+    // First: what changes from now on belongs to the next version.
+    let version = bucket.prefix(path, Patience::Wait)?;
+    let mut entries = bucket.list(path)?;
+    entries.retain(|entry| site.dotfiles || !entry.name.starts_with(b"."));
+    let changed = entries.iter().map(|entry| entry.modified_seconds).max().unwrap_or(0);
+    let page = listing::render(&work.path, entries, work.order, work.form);
+    Ok(Found::Listing(Listing::new(page, changed.saturating_mul(1_000_000_000), version)))
 }
 
 struct Place<'a> {
@@ -1060,13 +1233,6 @@ fn grain(version: &FileVersion) -> Duration {
     if version.ctime_ns % 1_000_000_000 == 0 { Duration::from_secs(1) } else { Duration::ZERO }
 }
 
-/// Returns `None` if it is not a regular file.
-fn open_regular(root: &Tree, path: &[u8], patience: Patience) -> DiskResult<Option<(OwnedFd, file::Status)>> {
-    let opened = root.open(&c_string(path)?, patience)?;
-    let status = file::status(&opened)?;
-    Ok((status.kind == Kind::Regular).then_some((opened, status)))
-}
-
 fn c_string(path: &[u8]) -> io::Result<CString> {
     // `clean_path` rejects NUL.
     process::c_string(path).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
@@ -1085,6 +1251,8 @@ fn explain(error: &io::Error) -> Found<OpenFile> {
         Found::Forbidden
     } else if file::is_exhaustion(error) {
         Found::Trouble(Trouble::Exhausted)
+    } else if object_store::is_unavailable(error) {
+        Found::Trouble(Trouble::Unavailable)
     } else {
         Found::Trouble(Trouble::Failed)
     }

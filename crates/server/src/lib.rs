@@ -9,7 +9,7 @@
 //!    they import nothing of the server but each other.
 //! 2. `config::settings`: the checked values that all others read; `backend_tls`, which is one of them, with the files of TLS
 //!    below it.
-//! 3. `open_file`, `notes`, `residency`, `metrics`, `access_log`, `passwords`, `request_limits`:
+//! 3. `open_file`, `notes`, `residency`, `object_store`, `metrics`, `access_log`, `passwords`, `request_limits`:
 //!    parts of a loop that do not know each other.
 //! 4. `disk`, and what passes its results to other processes and threads: `portable`, `shared_cache`, `locked`.
 //! 5. `app`: applications, whose scripts it finds through `disk`.
@@ -61,6 +61,7 @@ pub mod mailbox;
 pub mod message;
 pub mod metrics;
 pub mod notes;
+pub mod object_store;
 pub mod ocsp;
 pub mod open_file;
 pub mod passwords;

@@ -122,9 +122,9 @@ fn fill<F>(
     if matches!(&outline, Found::Variants { names, files } if names.len() != files.len()) {
         return Err(Malformed);
     }
-    outline.try_map(|Opened { coding, mut version, content }| {
+    outline.try_map(|Opened { coding, mut version, object, content }| {
         let content = fetch(&mut version, content)?;
-        Ok(Opened { coding, version, content })
+        Ok(Opened { coding, version, object, content })
     })
 }
 
@@ -178,7 +178,7 @@ pub fn unpack<D, F>(
 pub(crate) mod tests {
     use super::*;
     use amped_core::event::{ListWork, Missing, NameWork, Trouble, Work};
-    use amped_core::file::NotUnpacked;
+    use amped_core::file::{NotUnpacked, ObjectHead};
     use amped_core::listing::{ListForm, ListKey, ListOrder, Listing};
     use amped_http::negotiate::Coding;
     use proptest::prelude::*;
@@ -231,17 +231,25 @@ pub(crate) mod tests {
         ]
     }
 
+    fn object() -> impl Strategy<Value = Option<Arc<ObjectHead>>> {
+        let text = || prop::option::of("[ -~]{0,20}".prop_map(String::into_boxed_str));
+        let head = (text(), text(), text(), text()).prop_map(|(etag, media_type, encoding, cache_control)| {
+            Arc::new(ObjectHead { etag, media_type, encoding, cache_control })
+        });
+        prop::option::of(head)
+    }
+
     /// Without content, with a body of less than `body_end` bytes, or with a number in place of an open file.
     pub(crate) fn opened(body_end: usize) -> impl Strategy<Value = Opened<u32>> {
         let bodies = (any::<u8>(), 0..body_end)
             .prop_map(|(first, length)| (0..length).map(|n| first.wrapping_add(n as u8)).collect::<Vec<u8>>());
-        (coding(), version(), bodies, any::<Option<u32>>(), any::<bool>()).prop_map(
-            |(coding, version, body, file, in_memory)| match in_memory {
+        (coding(), version(), object(), bodies, any::<Option<u32>>(), any::<bool>()).prop_map(
+            |(coding, version, object, body, file, in_memory)| match in_memory {
                 true => {
                     let version = FileVersion { size: body.len() as u64, ..version };
-                    Opened { coding, version, content: Some(Stored::Memory(body.into())) }
+                    Opened { coding, version, object, content: Some(Stored::Memory(body.into())) }
                 }
-                false => Opened { coding, version, content: file.map(Stored::File) },
+                false => Opened { coding, version, object, content: file.map(Stored::File) },
             },
         )
     }
@@ -252,7 +260,8 @@ pub(crate) mod tests {
 
     fn found() -> impl Strategy<Value = Found<u32>> {
         let not_unpacked = prop::sample::select(vec![None, Some(NotUnpacked::TooLarge), Some(NotUnpacked::Damaged)]);
-        let troubles = prop::sample::select(vec![Trouble::Busy, Trouble::Exhausted, Trouble::Failed]);
+        let troubles =
+            prop::sample::select(vec![Trouble::Busy, Trouble::Exhausted, Trouble::Failed, Trouble::Unavailable]);
         prop_oneof![
             4 => (text(), prop::collection::vec(opened(100), 0..4), not_unpacked)
                 .prop_map(|(name, files, not_unpacked)| Found::File { name, files, not_unpacked }),

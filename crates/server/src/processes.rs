@@ -248,6 +248,7 @@ impl Pool {
         let log = log.map(|log| end_log(log, clock, Time::START));
         let snapshot = snapshot.with_log(log.as_deref().map(Writer::counts));
         let snapshot = snapshot.with_watch(generation.disk.notes().map(Notes::counts));
+        let snapshot = snapshot.with_store(generation.store.as_ref().map(|store| store.counts()));
         send_reply(&line, &Reply::FinalReport(Box::new(snapshot)));
         exit(0)
     }
@@ -471,6 +472,7 @@ fn execute_orders(
                 if let Ok(snapshot) = from.recv_timeout(ANSWER_TIME / 2) {
                     let watched = generation.disk.notes().map(Notes::counts);
                     let snapshot = snapshot.with_log(log.map(Writer::counts)).with_watch(watched);
+                    let snapshot = snapshot.with_store(generation.store.as_ref().map(|store| store.counts()));
                     send_reply(line, &Reply::Report(number, Box::new(snapshot)));
                 }
             }

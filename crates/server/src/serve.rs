@@ -33,6 +33,7 @@ use crate::admin::{AdminEndpoint, End, Workers};
 use crate::app::Apps;
 use crate::app::manager::ProcessManager;
 use crate::arch;
+use crate::arch::amped::FETCHERS_MAX;
 use crate::challenges::Challenges;
 use crate::client_counts::ClientCounts;
 use crate::clock::Clock;
@@ -52,6 +53,8 @@ use crate::locked;
 use crate::mailbox::Mailbox;
 use crate::message::{Message, Preload};
 use crate::metrics::{StatsSegment, StatsSlot, StatsSlots};
+use crate::object_store::ObjectStore;
+use crate::object_store::settings::Location;
 use crate::open_file::MappedWindows;
 use crate::passwords::accounts::AccountFiles;
 use crate::passwords::ledger::Ledger;
@@ -953,7 +956,10 @@ fn share(settings: &Settings) -> Result<Share, String> {
             .apps
             .iter()
             .flatten()
-            .fold(0, |sum: usize, app| sum.saturating_add(app.max_processes.unwrap_or(20))),
+            .map(|app| app.max_processes.unwrap_or(20))
+            // Whoever asks an object store has a connection to it, and the files of an object.
+            .chain(settings.store.iter().map(|_| FETCHERS_MAX))
+            .fold(0, usize::saturating_add),
     };
     descriptors::share(limit, &needs).map_err(|least| {
         format!("the limit on open files is {limit}, and the server needs at least {least}: raise it (ulimit -n, LimitNOFILE=)")
@@ -1051,7 +1057,9 @@ fn open(
         max_unpacked_file_bytes: budgets.max_unpacked_file_bytes.0,
         revalidate: budgets.revalidate,
     };
-    let disk = roots.iter().try_for_each(|root| enter(root)).and_then(|()| Disk::open(sites, roots, rules));
+    let store = object_store(&settings, old)?;
+    let open = || Disk::open(sites, roots, rules, store.as_ref());
+    let disk = roots.iter().try_for_each(|root| enter(root)).and_then(|()| open());
     let disk = disk.map_err(|(path, error)| cannot_open_root(&path, &error, settings.user.as_deref()))?;
     if settings.send.residency == config::settings::Residency::Mincore
         && let Some(root) = roots.iter().find(|root| seems_foreign(root))
@@ -1106,6 +1114,7 @@ fn open(
     Ok(ConfigSnapshot {
         settings,
         disk,
+        store,
         verifier,
         limiter,
         client_counts,
@@ -1116,6 +1125,20 @@ fn open(
         tls,
         challenges,
     })
+}
+
+/// Opens the local copies of the object store, if a root is in it. What is known of it outlives a configuration with the same one.
+fn object_store(settings: &Settings, old: Option<&ConfigSnapshot>) -> Result<Option<Arc<ObjectStore>>, String> {
+    let Some(store) = &settings.store else { return Ok(None) };
+    let same = old.and_then(|old| old.store.as_ref()).filter(|old| old.settings() == &**store);
+    if let Some(same) = same {
+        return Ok(Some(Arc::clone(same)));
+    }
+    let opened = ObjectStore::open(Arc::clone(store)).map_err(|error| {
+        let directory = store.directory.display();
+        format!("cannot use the cache directory {directory}: {error}; it must belong to the user that serves (`[cache] disk`)")
+    })?;
+    Ok(Some(Arc::new(opened)))
 }
 
 /// Creates the password verifier, if a site needs one. Attempts under the previous configuration still count.
@@ -1170,6 +1193,9 @@ fn seems_foreign(folder: &Path) -> bool {
 /// Checks that this process, which already runs as the serving user, may look up names in this
 /// directory; opening it does not show that.
 fn enter(folder: &Path) -> Result<(), (PathBuf, io::Error)> {
+    if Location::of(folder).is_some() {
+        return Ok(());
+    }
     std::fs::metadata(folder.join(".")).map(|_| ()).map_err(|error| (folder.to_owned(), error))
 }
 

@@ -404,10 +404,10 @@ impl Shard<'_> {
         if let Some(missing) = &work.missing
             && let Found::File { files, .. } | Found::Variants { files, .. } =
                 self.value(node, |version| *version == missing.version)?
-            && let Some(Opened { version, content, .. }) =
+            && let Some(Opened { version, object, content, .. }) =
                 files.into_iter().find(|file| file.version == missing.version)
         {
-            let opened = Opened { coding: missing.coding, version, content };
+            let opened = Opened { coding: missing.coding, version, object, content };
             return Ok(opened.content.is_some().then_some(Found::Missing(opened)));
         }
         match now.since(Time::from_nanos(node.checked)) < fresh_for {

@@ -269,7 +269,7 @@ mod tests {
 
     fn watcher(folder: &std::path::Path) -> Watcher {
         let settings = load(&cli::Serve { dir: Some(folder.into()), ..cli::Serve::default() }).unwrap();
-        let disk = Arc::new(Disk::open(settings.sites, &settings.roots, Rules::default()).unwrap());
+        let disk = Arc::new(Disk::open(settings.sites, &settings.roots, Rules::default(), None).unwrap());
         let (notes, inotify) = (Arc::new(Notes::new().unwrap()), Inotify::new().unwrap());
         Watcher { notes, disk, inotify, folders: HashMap::new(), watches: HashMap::new(), full: false }
     }

@@ -558,6 +558,7 @@ impl Worker {
     pub fn preload(&mut self, order: Preload, now: Time, disk: &mut impl DiskSide) {
         let Preload { site, path, .. } = &order;
         self.context.generation.disk.forget_folders();
+        self.context.generation.disk.purge(*site, path);
         let change = Change { site: *site, path: Arc::clone(path), beneath: false };
         self.invalidate(&Invalidation::Changes(vec![change]), now, disk);
         let sites = Arc::clone(&self.context.shared.sites);

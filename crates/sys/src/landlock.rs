@@ -25,6 +25,8 @@ pub enum Access {
     Create,
     /// Naming, renaming and removing files, not opening them.
     Name,
+    /// Everything about the files of a directory.
+    Manage,
 }
 
 impl Access {
@@ -34,6 +36,7 @@ impl Access {
             Access::Write => AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate,
             Access::Create => Access::Write.rights() | AccessFs::MakeReg,
             Access::Name => AccessFs::MakeReg | AccessFs::RemoveFile,
+            Access::Manage => Access::Create.rights() | Access::Name.rights() | AccessFs::ReadDir,
         }
     }
 

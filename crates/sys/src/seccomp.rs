@@ -65,6 +65,7 @@ const CALLS: &[c_long] = &[
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
     libc::SYS_fchown,
+    libc::SYS_utimensat,
     libc::SYS_linkat,
     // 32-bit and newer processors have only the next one.
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]

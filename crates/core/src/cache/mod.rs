@@ -15,13 +15,14 @@ pub mod path;
 pub mod policy;
 pub mod uri;
 
+use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::time::Duration;
 
 use amped_http::negotiate::Coding;
-use amped_units::{Bytes, Seconds, Time};
+use amped_units::{Bytes, PositiveBytes, Seconds, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
@@ -100,6 +101,15 @@ pub struct Budgets {
     ///
     /// They then share one cache of this size instead of a part of it each.
     pub shared: bool,
+    /// Directory of local copies of objects, for sites whose `root` is `s3://BUCKET/PREFIX`
+    ///
+    /// It should be on a local disk, belong to the server's user and contain nothing else. It survives restarts.
+    #[schemars(example = &"/var/cache/amped")]
+    pub disk: Option<Box<str>>,
+    /// Maximum bytes of these copies; those being fetched are not counted
+    #[serde(with = "PositiveBytes")]
+    #[default(Bytes::mib(10 * 1024))]
+    pub disk_bytes: Bytes,
     /// Watch directories (inotify) to notice changes at once
     ///
     /// Costs a watch for each directory, in mp once for each process, which the system limits per user, and
@@ -572,6 +582,7 @@ impl<F> Caches<F> {
             Found::Forbidden => LookupResult::Forbidden,
             Found::File { name, files, not_unpacked } => {
                 let states = files.iter().map(|file| (file.coding, file.version));
+                let objects: Vec<_> = files.iter().map(|file| file.object.clone()).collect();
                 let site = site_of(work, sites);
                 let resource = match files.first() {
                     Some(first) if first.coding != Coding::Identity => {
@@ -579,6 +590,7 @@ impl<F> Caches<F> {
                     }
                     _ => Resource::new(site, name, states),
                 };
+                let resource = resource.of_objects(objects);
                 contents = self.learn_contents(files);
                 LookupResult::File(Arc::new(resource))
             }

@@ -203,6 +203,11 @@ impl<K: Hash + Eq, V> Store<K, V> {
         places.into_iter().filter_map(|at| self.take(at)).collect()
     }
 
+    /// Returns all values, in no particular order. Counts as no use.
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
+        self.slots.iter_mut().flatten().map(|slot| &mut slot.value)
+    }
+
     /// Hashes a key, consistently for the lifetime of the store, for tables beside it.
     pub fn hash<Q: Hash + Equivalent<K> + ?Sized>(&self, key: &Q) -> u64 {
         self.hasher.hash_one(key)

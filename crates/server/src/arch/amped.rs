@@ -19,7 +19,7 @@ use amped_core::shared_state::SharedState;
 use amped_sys::epoll::Epoll;
 use amped_units::Time;
 
-use crate::config::settings::HelperKind;
+use crate::config::settings::{HelperKind, HelperSettings};
 use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::{ProbeCounts, Snapshot, WaitCounts};
 use crate::disk::{CHANGES_MAX, Disk, Effort, STILL};
@@ -39,14 +39,16 @@ use crate::worker::{DiskSide, Worker};
 pub fn run(mut start: Start) -> io::Result<Snapshot> {
     let settings = &start.generation.settings.helpers;
     let disk = Arc::clone(&start.generation.disk);
+    let of_store = HelperSettings { kind: HelperKind::Threads, max: FETCHERS_MAX, min_spare: 0, ..settings.clone() };
+    let fetchers = Threads::new(of_store, Arc::clone(&start.mailbox));
     match (settings.kind, start.fork_server.take()) {
         (HelperKind::Threads, _) => {
             let helpers = Threads::new(settings.clone(), Arc::clone(&start.mailbox));
-            event_loop::run(start, Helped::new(disk, helpers))
+            event_loop::run(start, Helped::new(disk, helpers, fetchers))
         }
         (HelperKind::Processes, Some(fork_server)) => {
             let helpers = Processes::new(&start.generation, fork_server, start.clock)?;
-            event_loop::run(start, Helped::new(disk, helpers))
+            event_loop::run(start, Helped::new(disk, helpers, fetchers))
         }
         (HelperKind::Processes, None) => {
             Err(io::Error::other("no fork server for helper processes; this is a bug in amped"))
@@ -58,6 +60,8 @@ pub fn run(mut start: Start) -> io::Result<Snapshot> {
 struct Helped<H> {
     disk: Arc<Disk>,
     helpers: H,
+    /// Those that wait for an object store. It may hang, and must not delay those that wait for the disk.
+    fetchers: Threads,
     /// Completed tasks, not delivered yet.
     done: Vec<Done>,
     /// Lookups that helpers work on, or that are deferred.
@@ -75,6 +79,9 @@ struct Waiting {
     /// May include connections that have closed. `requesters.len() <= REQUESTERS_MAX`
     requesters: Vec<(Token, Ticket)>,
 }
+
+/// Maximum helpers of a loop that wait for an object store: they hardly use the processor.
+pub const FETCHERS_MAX: usize = 64;
 
 /// Maximum connections that wait for one answer. A disk may hang for hours while clients connect and disconnect.
 const REQUESTERS_MAX: usize = 64 * 1024;
@@ -105,7 +112,7 @@ impl<H: Helpers> DiskAccess for Helped<H> {
             Err(why) => why,
         };
         self.probes.add(work, why);
-        match self.helpers.ask(Task::Work(Arc::clone(&self.disk), work.clone(), Effort::Defer)) {
+        match self.dispatch(work, Effort::Defer) {
             Ok(()) => {
                 self.waiting.insert(work.clone(), Waiting { since: now, why, requesters: vec![(requester, ticket)] });
                 DiskAnswer::Later(why)
@@ -179,10 +186,19 @@ impl<H: Helpers> DiskSide for Helped<H> {
 }
 
 impl<H: Helpers> Helped<H> {
-    fn new(disk: Arc<Disk>, helpers: H) -> Helped<H> {
+    fn new(disk: Arc<Disk>, helpers: H, fetchers: Threads) -> Helped<H> {
         let (probes, waits) = (ProbeCounts::default(), WaitCounts::default());
         let (waiting, deferred) = Default::default();
-        Helped { disk, helpers, done: Vec::new(), waiting, deferred, probes, waits }
+        Helped { disk, helpers, fetchers, done: Vec::new(), waiting, deferred, probes, waits }
+    }
+
+    /// Gives a lookup to a helper.
+    fn dispatch(&mut self, work: &Work, effort: Effort) -> Result<(), Busy> {
+        let task = Task::Work(Arc::clone(&self.disk), work.clone(), effort);
+        match self.disk.is_remote(work) {
+            true => self.fetchers.ask(task),
+            false => self.helpers.ask(task),
+        }
     }
 
     /// Defers a lookup whose file is being written.
@@ -198,7 +214,7 @@ impl<H: Helpers> Helped<H> {
         let Some(waiting) = self.waiting.get(work) else { return Ok(()) };
         let is_over = now.since(waiting.since) >= CHANGES_MAX;
         let effort = if is_over { Effort::Accept } else { Effort::Defer };
-        self.helpers.ask(Task::Work(Arc::clone(&self.disk), work.clone(), effort))
+        self.dispatch(work, effort)
     }
 
     /// Handles the result of a helper: updates the caches, and answers all connections that wait for it.
@@ -223,7 +239,6 @@ impl<H: Helpers> Helped<H> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::settings::HelperSettings;
     use crate::disk::Rules;
     use crate::mailbox::Mailbox;
     use amped_core::cache::Budgets;
@@ -257,7 +272,7 @@ mod tests {
     #[test]
     fn lookup_of_changing_file_is_repeated_by_loop_for_one_second() {
         let (disk, mut shared, _folder) = served();
-        let mut helped = Helped::new(disk, Recorder::default());
+        let mut helped = Helped::new(disk, Recorder::default(), threads());
         let work = listing();
         let ask = |helped: &mut Helped<Recorder>, shared: &mut _| {
             helped.ask(Time::START, Token::from_number(1), Ticket(1), &work, shared)
@@ -285,9 +300,15 @@ mod tests {
         let sites = Arc::new(Sites::new(vec![site]).expect("one"));
         let folder = tempfile::tempdir().expect("a temporary directory");
         let root = folder.path().to_owned();
-        let disk = Disk::open(Arc::clone(&sites), &[root], Rules::default()).expect("opened");
+        let disk = Disk::open(Arc::clone(&sites), &[root], Rules::default(), None).expect("opened");
         let shared = SharedState::new(sites, Limits::default(), Budgets::default(), WallClock::at(0));
         (Arc::new(disk), shared, folder)
+    }
+
+    fn threads() -> Threads {
+        let idle_timeout = Duration::from_secs(1);
+        let settings = HelperSettings { kind: HelperKind::Threads, max: 1, min_spare: 0, max_queue: 1, idle_timeout };
+        Threads::new(settings, Arc::new(Mailbox::new().expect("made")))
     }
 
     /// A listing, which always needs a helper.
@@ -300,10 +321,7 @@ mod tests {
     #[test]
     fn withdrawn_request_is_not_kept() {
         let (disk, mut shared, _folder) = served();
-        let idle_timeout = Duration::from_secs(1);
-        let settings = HelperSettings { kind: HelperKind::Threads, max: 1, min_spare: 0, max_queue: 1, idle_timeout };
-        let helpers = Threads::new(settings, Arc::new(Mailbox::new().expect("made")));
-        let mut helped = Helped::new(disk, helpers);
+        let mut helped = Helped::new(disk, threads(), threads());
         // Its answer stays in the mailbox.
         let work = listing();
         let token = |n: u64| Token::from_number(n);

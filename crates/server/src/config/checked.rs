@@ -40,6 +40,7 @@ use super::settings::{
 use super::types;
 use crate::certificate::Certificate;
 use crate::client_auth::ClientAuth;
+use crate::object_store::settings::{Location, StoreSettings};
 use crate::tickets::TicketSecret;
 
 /// The complete configuration of a server: the file in force, and everything derived from it.
@@ -54,8 +55,10 @@ pub struct Settings {
     /// The sites; the first is the default one.
     pub sites: Arc<Sites>,
     /// The absolute path of each site's root: `roots[site.number]`; then of each alias's: `roots[alias.root]`. Each was an
-    /// accessible directory when the settings were created.
+    /// accessible directory when the settings were created, or is a [`Location`] in the object store.
     pub roots: Vec<PathBuf>,
+    /// The object store, if a root is in it.
+    pub store: Option<Arc<StoreSettings>>,
     /// Absolute paths of the password files: that of a guard is `accounts[guard.accounts]`.
     pub accounts: Vec<PathBuf>,
     /// How each site's applications run: `apps[site.number][rule]`, with the rules of the site.
@@ -118,7 +121,8 @@ impl Settings {
         let keys = sites.flat_map(|site| site.key.iter().chain(site.app.iter().flat_map(|app| &app.tls_key)));
         let acme = self.acme.iter().flat_map(|acme| acme.files.iter().flatten());
         let account = self.acme.iter().map(|acme| acme.start.state.join(ACCOUNT_FILE));
-        let files = self.accounts.iter().chain(keys).chain(&self.tls.ticket_secret).chain(acme);
+        let store = self.store.iter().flat_map(|store| &store.credentials_file);
+        let files = self.accounts.iter().chain(keys).chain(&self.tls.ticket_secret).chain(acme).chain(store);
         files.cloned().chain(account).collect()
     }
 }
@@ -171,6 +175,8 @@ impl Checker<'_> {
         let acme = self.acme(&mut file, root);
         let files = acme.as_ref().map_or(&[][..], |acme| &acme.files);
         let (sites, roots, apps, certificates) = self.sites(flags, &mut file, files, root)?;
+        let store = self.object_storage(&mut file, &roots, root);
+        self.secrets_lie_outside(&roots);
         self.pool_epoll(&form, &file, &apps, root.get("optimise").get("pool_epoll"));
         (file.log.delayed, file.log.string_caches) = (file.optimise.delayed_log, file.optimise.string_caches);
         let accounts = std::mem::take(&mut self.accounts).into_iter().map(|(path, _)| path).collect();
@@ -181,6 +187,7 @@ impl Checker<'_> {
             workers,
             sites,
             roots,
+            store,
             accounts,
             apps,
             certificates,
@@ -431,20 +438,76 @@ impl Checker<'_> {
         if roots.len() > usize::from(u16::MAX) {
             self.findings.outside(format!("too many sites and aliases: {}", roots.len()), "the maximum is 65535");
         }
+        let roots: Option<Vec<PathBuf>> = roots.into_iter().collect();
+        Some((Sites::new(sites)?, roots?, apps, certificates))
+    }
+
+    /// Checks that no client can download a file that is secret.
+    fn secrets_lie_outside(&mut self, roots: &[PathBuf]) {
         let accounts = self.accounts.iter().map(|(file, span)| ("accounts file", file, span));
         let others = self.secrets.iter().map(|(what, file, span)| (*what, file, span));
         for (what, file, span) in accounts.chain(others) {
-            if let Some(root) = roots.iter().flatten().find(|root| lies_within(file, root)) {
+            if let Some(root) = roots.iter().find(|root| lies_within(file, root)) {
                 let message = format!("the {what} {} is below the root {}", file.display(), root.display());
                 let help = "move it outside all roots, so that no client can download it";
                 self.findings.at(span.clone(), message, help);
             }
         }
-        let roots: Option<Vec<PathBuf>> = roots.into_iter().collect();
-        Some((Sites::new(sites)?, roots?, apps, certificates))
+    }
+
+    /// The object store, if a root is in it.
+    fn object_storage(&mut self, file: &mut File, roots: &[PathBuf], root: Node<'_>) -> Option<Arc<StoreSettings>> {
+        let (keys, node) = (&mut file.object_storage, root.get("object_storage"));
+        for (path, key) in [(&mut keys.credentials, "credentials"), (&mut keys.ca, "ca")] {
+            path.iter_mut().for_each(|path| *path = self.absolute(path, node.get(key)));
+        }
+        let place = root.get("cache").get("disk");
+        let disk = file.cache.disk.as_deref().map(|disk| self.absolute(Path::new(disk), place));
+        file.cache.disk = disk.as_ref().map(|disk| disk.to_string_lossy().into());
+        let of_store = roots.iter().find(|root| Location::of(root).is_some())?;
+        let Some(disk) = disk else {
+            let message = format!("{} needs a directory for local copies of its objects", of_store.display());
+            let help =
+                "add `disk = \"/var/cache/amped\"` to `[cache]`, and create that directory for the server's user";
+            self.findings.at(place.span(), message, help);
+            return None;
+        };
+        if !disk.is_dir() {
+            let help = "create it, for the user that serves (`install -d -o USER DIRECTORY`)";
+            self.findings.at(place.span(), format!("{} is not a directory", disk.display()), help);
+        }
+        self.secrets.push(("cache directory", disk.clone(), place.span()));
+        match StoreSettings::read(keys.clone(), disk, file.cache.disk_bytes.0, |name| std::env::var_os(name)) {
+            Ok(settings) => {
+                let credentials = settings.credentials_file.clone();
+                let place = node.get("credentials").span();
+                self.secrets.extend(credentials.map(|path| ("credentials file", path, place)));
+                Some(Arc::new(settings))
+            }
+            Err((key, message, help)) => {
+                let place = key.map_or_else(|| node.span(), |key| node.get(key).span());
+                self.findings.at(place, message, help);
+                None
+            }
+        }
     }
 
     fn root(&mut self, dir: Option<&Path>, root: &mut Option<PathBuf>, node: Node<'_>) -> Option<PathBuf> {
+        let path = dir.or(root.as_deref());
+        if let Some(path) = path
+            && let Some(location) = Location::of(path)
+        {
+            if let Err(why) = location {
+                let (message, help) =
+                    (format!("`{}` {why}", path.display()), "write `s3://BUCKET`, or `s3://BUCKET/PREFIX`");
+                match dir {
+                    None => self.findings.at(node.span(), message, help),
+                    Some(_) => self.findings.outside(message, help),
+                }
+            }
+            *root = Some(path.to_owned());
+            return root.clone();
+        }
         let path = match (dir, &*root) {
             (Some(dir), _) => std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()),
             (None, Some(root)) if root.as_os_str().is_empty() => {
@@ -1059,7 +1122,7 @@ fn folder_to_serve(path: &Path) -> Result<(), (String, String)> {
 
 /// Returns the names by which applications know a root: as configured, and with its symbolic links resolved.
 fn root_names(root: Option<&Option<PathBuf>>) -> Vec<Box<[u8]>> {
-    let Some(path) = root.and_then(Option::as_ref) else {
+    let Some(path) = root.and_then(Option::as_ref).filter(|root| Location::of(root).is_none()) else {
         return Vec::new();
     };
     let real = path.canonicalize().ok().filter(|real| real != path);

@@ -37,7 +37,7 @@ use super::forms::{
 use super::optimise::Optimise;
 use super::settings::{
     Architecture, Balance, ConnectionStart, ContainSettings, ControlSettings, HealthCheck, HelperSettings, Listen,
-    LogSettings, MetricsSettings, SendSettings, SpoolSettings, StopSettings, TlsSettings,
+    LogSettings, MetricsSettings, ObjectStorageSettings, SendSettings, SpoolSettings, StopSettings, TlsSettings,
 };
 
 /// Configuration of amped
@@ -96,6 +96,7 @@ pub struct File {
     pub log: LogSettings,
     pub limits: Limits,
     pub cache: Budgets,
+    pub object_storage: ObjectStorageSettings,
     pub optimise: Optimise,
     pub spool: SpoolSettings,
     pub send: SendSettings,
@@ -119,7 +120,7 @@ pub struct SiteTable {
     #[schemars(extend("examples" = [["example.org", "*.example.org"]]))]
     #[serde(deserialize_with = "HostName::list")]
     pub hosts: Vec<Box<str>>,
-    /// Directory that the site serves
+    /// Directory that the site serves, or `s3://BUCKET/PREFIX` for a bucket of the store in `[object_storage]`
     ///
     /// Required, unless given on the command line.
     #[schemars(example = "/var/www")]
@@ -273,7 +274,7 @@ pub struct AliasTable {
     #[serde(rename = "match")]
     #[schemars(example = "/static/**")]
     pub pattern: Glob,
-    /// Directory that has their files
+    /// Directory that has their files, or `s3://BUCKET/PREFIX`
     #[schemars(example = "/srv/static")]
     pub root: PathBuf,
     /// Look up the whole path below it

@@ -36,6 +36,8 @@ pub use types::known as known_type;
 
 use amped_core::auth::AccountError;
 
+use crate::object_store::Bucket;
+use crate::object_store::settings::Location;
 use crate::passwords::accounts;
 use error::{Findings, Source};
 
@@ -83,6 +85,16 @@ pub fn check(flags: &cli::Check) -> Result<String, Error> {
         summary += &acme::describe(plan, &settings.listen);
     }
     let mut findings = Findings::default();
+    if let Some(store) = &settings.store {
+        let mut locations: Vec<Location> = settings.roots.iter().filter_map(|root| Location::of(root)?.ok()).collect();
+        locations.dedup();
+        for location in &locations {
+            match Bucket::check(store, location) {
+                Ok(line) => summary += &line,
+                Err((message, help)) => findings.outside(message, help),
+            }
+        }
+    }
     for path in &settings.accounts {
         summary += &check_accounts(path, &mut findings);
     }

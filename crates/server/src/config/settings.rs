@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use amped_core::cache::hostname::HostnameLimits;
 use amped_core::forms::{FieldValue, HealthPath};
+use amped_http::uri::host_of;
 use amped_sys::seccomp::Refusal;
-use amped_units::{Bytes, Count, Form as _, Positive, PositiveBytes, PositiveSeconds, Seconds, written_as_text};
+use amped_units::{Bytes, Count, Form as _, Positive, PositiveBytes, PositiveSeconds, Seconds, forms, written_as_text};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
@@ -517,6 +518,79 @@ pub enum Residency {
     Clock,
     /// No test: the loop waits for the disk
     None,
+}
+
+/// Object store (S3) of the sites whose `root` is `s3://BUCKET/PREFIX`; needs `disk` in `[cache]`
+///
+/// Credentials are in a file or in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN), or are systemd's credential
+/// `s3` (`LoadCredential=s3:FILE`), and read again at a reload. Without any, requests are anonymous. `amped check` tries each bucket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, SmartDefault)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct ObjectStorageSettings {
+    /// URL of the store, without a path; default: that of Amazon S3 in `region`
+    #[schemars(example = "https://s3.example.org")]
+    #[serde(deserialize_with = "StoreUrl::text")]
+    pub endpoint: Option<Box<str>>,
+    /// Region of the buckets
+    ///
+    /// Most stores other than Amazon's accept the default.
+    #[serde(deserialize_with = "RegionName::text")]
+    #[default("us-east-1".into())]
+    pub region: Box<str>,
+    /// Where the name of the bucket is in requests
+    pub style: AddressStyle,
+    /// File with `aws_access_key_id = ID` and `aws_secret_access_key = SECRET`, as ~/.aws/credentials has
+    #[schemars(example = "/etc/amped/s3")]
+    pub credentials: Option<PathBuf>,
+    /// CA certificates (PEM) that verify the store, instead of the system's
+    #[schemars(example = "/etc/amped/ca.pem")]
+    pub ca: Option<PathBuf>,
+    /// Maximum time of connecting, and without a byte from the store
+    #[serde(with = "PositiveSeconds")]
+    #[default(Duration::from_secs(10))]
+    pub timeout: Duration,
+    /// Time after which the store is asked whether an object is current, unless its Cache-Control says otherwise
+    #[serde(with = "Seconds")]
+    #[default(Duration::from_secs(10))]
+    pub revalidate: Duration,
+    /// Maximum time for which an object that is not current is served while the store fails; then 503
+    #[serde(with = "Seconds")]
+    #[default(Duration::from_secs(3600))]
+    pub stale_max: Duration,
+    /// Maximum size of an object; larger ones get 503
+    #[serde(with = "PositiveBytes")]
+    #[default(Bytes::mib(1024))]
+    pub max_object: Bytes,
+}
+
+/// Where the name of a bucket is in requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AddressStyle {
+    /// In the path: `https://ENDPOINT/BUCKET/KEY`
+    #[default]
+    Path,
+    /// In the host name: `https://BUCKET.ENDPOINT/KEY`
+    Host,
+}
+
+forms! {
+    /// URL of an object store.
+    StoreUrl: |text| is_store_url(text) => text.trim_end_matches('/'),
+        "is not the URL of a store",
+        "write one without a path, such as `https://s3.example.org` or `http://127.0.0.1:9000`; the bucket belongs to `root`";
+
+    /// Region of an object store.
+    RegionName: |text| !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') => text,
+        "is not a region",
+        "write one such as `eu-central-1`, or remove the key";
+}
+
+fn is_store_url(text: &str) -> bool {
+    let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    host.map(|host| host.trim_end_matches('/')).is_some_and(|host| {
+        !host.starts_with(':') && host_of(host.as_bytes()).is_some_and(|host| !host.name.is_empty())
+    })
 }
 
 /// Control socket

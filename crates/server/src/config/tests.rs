@@ -742,6 +742,40 @@ fn ocsp_responses_belong_to_certificates_and_may_be_missing() {
 }
 
 #[test]
+fn root_in_object_store_is_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::create_dir_all(path("site/disk")).unwrap();
+    fs::create_dir(path("disk")).unwrap();
+    fs::write(path("s3"), "aws_access_key_id = id\naws_secret_access_key = secret\n").unwrap();
+    fs::write(path("half"), "aws_access_key_id = id\n").unwrap();
+    let load_with = |text: &str| {
+        let always = "root = 's3://bucket/site'\nobject_storage.endpoint = 'http://127.0.0.1:9000/'\n";
+        fs::write(path("amped.toml"), format!("{always}{text}")).unwrap();
+        load(&Serve { config: Some(path("amped.toml")), ..Serve::default() })
+    };
+    let good = "cache.disk = 'disk'\nobject_storage.credentials = 's3'\n";
+    for (text, says) in [
+        ("", "s3://bucket/site needs a directory for local copies"),
+        ("cache.disk = 'none'\n", "none is not a directory"),
+        ("cache.disk = 'disk'\nobject_storage.credentials = 'none'\n", "cannot read the credentials file"),
+        ("cache.disk = 'disk'\nobject_storage.credentials = 'half'\n", "has no aws_secret_access_key"),
+        (&format!("{good}[[site]]\nhosts = ['a']\nroot = 's3://b'\n"), "`s3://b` has no valid name of a bucket"),
+        (&format!("{good}[[site]]\nhosts = ['a']\nroot = '.'\n"), "the cache directory"),
+        (&format!("{good}object_storage.region = ''\n"), "is not a region"),
+    ] {
+        let error = load_with(text).expect_err(says).to_string();
+        assert!(error.contains(says), "{says} is not in:\n{error}");
+    }
+    let settings = load_with(good).unwrap_or_else(|error| panic!("{error}"));
+    let store = settings.store.as_ref().expect("a root is in it");
+    assert_eq!((store.endpoint().as_str(), &*store.directory), ("http://127.0.0.1:9000", &*path("disk")));
+    assert!(settings.secrets().contains(&path("s3")));
+    let shown = format!("{settings:?}");
+    assert!(!shown.contains("secret_key") && !shown.contains("\"secret\""), "the secret is in {shown}");
+}
+
+#[test]
 fn ticket_secret_is_checked() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);

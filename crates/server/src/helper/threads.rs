@@ -21,6 +21,9 @@ pub struct Threads {
     shared: Arc<Shared>,
 }
 
+/// Stack of a helper, bytes: enough for the TLS handshake with an object store. The kernel allocates what is used.
+const STACK: usize = 1024 * 1024;
+
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
@@ -70,7 +73,7 @@ impl Helpers for Threads {
         if state.queue.len() > state.idle && state.threads < state.settings.max {
             state.threads += 1;
             let shared = Arc::clone(&self.shared);
-            let started = thread::Builder::new().name("helper".to_owned()).stack_size(256 * 1024);
+            let started = thread::Builder::new().name("helper".to_owned()).stack_size(STACK);
             if let Err(error) = started.spawn(move || shared.help()) {
                 state.threads -= 1;
                 if state.threads == 0 {
@@ -173,7 +176,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let flags = cli::Serve { dir: Some(folder.path().into()), ..cli::Serve::default() };
         let settings_of_all = load(&flags).unwrap();
-        let disk = Disk::open(settings_of_all.sites, &settings_of_all.roots, Rules::default()).unwrap();
+        let disk = Disk::open(settings_of_all.sites, &settings_of_all.roots, Rules::default(), None).unwrap();
         let (order, form) = (ListOrder::of(None), ListForm::Json);
         let work = Work::List(ListWork { generation: 0, site: 0, path: b"/"[..].into(), edition: 0, order, form });
         let mailbox = Arc::new(Mailbox::new().unwrap());

@@ -49,7 +49,7 @@ fn file(number: u64, body: &[u8]) -> Found<u32> {
         is_unpacked: false,
     };
     let content = Some(Stored::Memory(body.into()));
-    let files = vec![Opened { coding: Coding::Identity, version, content }];
+    let files = vec![Opened { coding: Coding::Identity, version, object: None, content }];
     Found::File { name: b"/name"[..].into(), files, not_unpacked: None }
 }
 
@@ -368,7 +368,7 @@ fn kept(found: &Found<u32>, file_max: usize) -> String {
             Some(Stored::Memory(body)) if body.len() <= file_max => Some(Stored::Memory(body.clone())),
             _ => None,
         };
-        Opened { content, ..*opened }
+        Opened { content, object: opened.object.clone(), ..*opened }
     };
     let (name, files) = (Arc::clone(name), files.iter().map(keep).collect());
     format!("{:?}", Found::File { name, files, not_unpacked: *not_unpacked })

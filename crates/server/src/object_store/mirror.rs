@@ -1,0 +1,561 @@
+//! The local copies of objects: a directory that survives the server, and that processes share.
+//!
+//! An object is two files. `NAME`, the *record*, describes it and names the other one, `NAME.DIGEST`, which has its bytes. NAME is
+//! a hash of the store, the bucket and the key, so that any key is possible, whatever file systems allow. Bytes never
+//! change under their name; the record is replaced by renaming, which is the moment at which the new version replaces
+//! the old one. Its modification time is when the store last said that it is current, its access time when it was last
+//! used, which eviction clears (CLOCK's reference bit).
+//!
+//! Who changes an object holds its *claim*: a lock on `NAME.lock`, which the kernel releases when its process dies. New bytes are written to
+//! `NAME.part`. So a crash leaves at most such files, and bytes without a record, which are removed at the next start.
+
+use std::ffi::CStr;
+use std::fs::{self, File, FileTimes, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
+
+use amped_core::file::ObjectHead;
+use amped_core::forms::is_value;
+use amped_sys::file::{self, Patience};
+use amped_sys::words::Words;
+use aws_lc_rs::digest::{Context, SHA256, digest};
+use serde::{Deserialize, Serialize};
+
+use super::sign::hex;
+
+/// The local copies of objects.
+#[derive(Debug)]
+pub struct Mirror {
+    path: PathBuf,
+    folder: Arc<OwnedFd>,
+    bytes_max: u64,
+    /// Shared by all processes of the server: [`BYTES`] and [`HAND`].
+    words: Words,
+    /// The number of this run of the server: what it has not written itself, it verifies before use.
+    run: u64,
+}
+
+/// The bytes of all objects.
+const BYTES: usize = 0;
+
+/// Where eviction continues: the first 16 digits of a name.
+const HAND: usize = 1;
+
+/// Describes an object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectRecord {
+    /// The bucket and the key, for people.
+    pub of: String,
+    /// Bytes.
+    pub size: u64,
+    /// SHA-256 of the bytes, in hexadecimal.
+    pub sha256: String,
+    /// The run of the server that wrote or verified the bytes.
+    pub run: u64,
+    /// What the store says about it.
+    pub head: ObjectHead,
+    /// Last-Modified, seconds since 1970.
+    pub modified_seconds: Option<i64>,
+}
+
+/// The name of an object's files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Name(String);
+
+/// Digits of a name, and of a digest in the name of bytes.
+const NAME_DIGITS: usize = 32;
+
+impl Name {
+    /// Returns the name of this object.
+    pub fn of(endpoint: &str, bucket: &str, key: &[u8]) -> Name {
+        let text = [endpoint.as_bytes(), b"\n", bucket.as_bytes(), b"\n", key].concat();
+        let mut name = hex(digest(&SHA256, &text).as_ref());
+        name.truncate(NAME_DIGITS);
+        Name(name)
+    }
+
+    /// Returns the name of the file with the bytes of this record.
+    pub fn bytes(&self, record: &ObjectRecord) -> String {
+        format!("{}.{}", self.0, record.sha256.get(..NAME_DIGITS).unwrap_or_default())
+    }
+}
+
+impl Mirror {
+    /// Opens a directory: removes what a crash left, and counts the rest.
+    ///
+    /// # Errors
+    /// It cannot be read or written.
+    pub fn open(path: &Path, bytes_max: u64, run: u64) -> io::Result<Mirror> {
+        let folder = Arc::new(file::open_root(path, Patience::Wait)?);
+        let mirror = Mirror { path: path.to_owned(), folder, bytes_max, words: Words::new(2)?, run };
+        mirror.clean()?;
+        Ok(mirror)
+    }
+
+    /// Returns the directory.
+    pub fn folder(&self) -> &Arc<OwnedFd> {
+        &self.folder
+    }
+
+    /// Opens bytes.
+    ///
+    /// # Errors
+    /// Those of openat2(2); `WouldBlock` if that would wait and may not.
+    pub fn open_bytes(&self, name: &CStr, patience: Patience) -> io::Result<OwnedFd> {
+        file::open_beneath(self.folder.as_fd(), name, patience)
+    }
+
+    /// Waits until no other thread or process changes this object, and claims it.
+    ///
+    /// # Errors
+    /// Those of open(2) and flock(2).
+    pub fn claim(&self, name: &Name) -> io::Result<Claim<'_>> {
+        loop {
+            if let Some(claim) = self.claimed(name, |file| file.lock().map(|()| true))? {
+                return Ok(claim);
+            }
+        }
+    }
+
+    /// Locks the file of a claim; `None`: its holder has just removed it, or `lock` returns false.
+    fn claimed(&self, name: &Name, lock: impl FnOnce(&File) -> io::Result<bool>) -> io::Result<Option<Claim<'_>>> {
+        let path = self.path.join(format!("{}.lock", name.0));
+        let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+        if !lock(&file)? {
+            return Ok(None);
+        }
+        let inode = |status: fs::Metadata| (status.dev(), status.ino());
+        let is_it =
+            fs::symlink_metadata(&path).is_ok_and(|found| file.metadata().is_ok_and(|own| inode(found) == inode(own)));
+        Ok(is_it.then(|| Claim { mirror: self, name: name.clone(), part: None, _lock: file }))
+    }
+
+    fn try_claim(&self, name: &Name) -> io::Result<Option<Claim<'_>>> {
+        self.claimed(name, |file| match file.try_lock() {
+            Ok(()) => Ok(true),
+            Err(TryLockError::WouldBlock) => Ok(false),
+            Err(TryLockError::Error(error)) => Err(error),
+        })
+    }
+
+    /// Removes what a crash left, and counts the bytes of the objects.
+    fn clean(&self) -> io::Result<()> {
+        let (mut bytes, mut files) = (0, Vec::new());
+        for entry in fs::read_dir(&self.path)? {
+            let name = entry?.file_name();
+            files.extend(name.into_string().ok().filter(|name| is_ours(name)));
+        }
+        for file in &files {
+            let Some((start, ending)) = file.split_once('.') else { continue };
+            let (name, path) = (Name(start.to_owned()), self.path.join(file));
+            let is_named = || self.read(&name).is_some_and(|(record, _)| record.sha256.starts_with(ending));
+            if is_named() {
+                bytes += path.metadata().map_or(0, |status| status.len());
+            } else if let Some(_claim) = self.try_claim(&name)?
+                && !is_named()
+            {
+                // Nobody is at work: neither this server nor one that it replaces.
+                match fs::remove_file(&path) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        self.words.all()[BYTES].store(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Returns the record of an object, and when the store last said that it is current.
+    pub fn read(&self, name: &Name) -> Option<(ObjectRecord, SystemTime)> {
+        let mut file = File::open(self.path.join(&name.0)).ok()?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text).ok()?;
+        let record: ObjectRecord = serde_json::from_slice(&text).ok()?;
+        // Whatever is in the file: no client gets a field that is none.
+        let ObjectHead { etag, media_type, encoding, cache_control } = &record.head;
+        let is_sound = [etag, media_type, encoding, cache_control].into_iter().flatten().all(|value| is_value(value));
+        is_sound.then_some((record, file.metadata().ok()?.modified().ok()?))
+    }
+
+    /// Notes that an object was used.
+    pub fn used(&self, name: &Name) {
+        // Without it the object is only evicted sooner.
+        let _ = self.stamp(name, FileTimes::new().set_accessed(SystemTime::now()));
+    }
+
+    fn stamp(&self, name: &Name, times: FileTimes) -> io::Result<()> {
+        File::open(self.path.join(&name.0))?.set_times(times)
+    }
+
+    /// Removes objects until there is room (CLOCK): each that was not used since the hand passed last. `used` notes what this process has
+    /// used. An object that is being changed is passed over. Returns how many were removed.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn make_room(&self, used: impl FnOnce()) -> io::Result<u64> {
+        if self.bytes() <= self.bytes_max {
+            return Ok(0);
+        }
+        let hand = File::open(&self.path)?;
+        if hand.try_lock().is_err() {
+            // Another thread or process is at it.
+            return Ok(0);
+        }
+        used();
+        let mut names: Vec<Name> = Vec::new();
+        for entry in fs::read_dir(&self.path)? {
+            let name = entry?.file_name().into_string();
+            names.extend(name.ok().filter(|name| is_ours(name) && !name.contains('.')).map(Name));
+        }
+        names.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        let position = self.words.all()[HAND].load(Ordering::Relaxed);
+        let start = names.partition_point(|name| place(name) <= position);
+        // A little more, so that the directory is not read again for the next object.
+        let target = self.bytes_max - self.bytes_max / 16;
+        let mut removed = 0;
+        // The first round clears what was used, so that the second one finds enough.
+        for name in names.iter().cycle().skip(start).take(2 * names.len()) {
+            if self.bytes() <= target {
+                break;
+            }
+            self.words.all()[HAND].store(place(name), Ordering::Relaxed);
+            let path = self.path.join(&name.0);
+            let Ok(accessed) = path.metadata().and_then(|status| status.accessed()) else { continue };
+            if accessed > SystemTime::UNIX_EPOCH {
+                let _ = self.stamp(name, FileTimes::new().set_accessed(SystemTime::UNIX_EPOCH));
+            } else if let Some(claim) = self.try_claim(name)? {
+                claim.remove()?;
+                removed += 1;
+            }
+        }
+        Ok(removed)
+    }
+
+    fn count(&self, added: u64, removed: u64) {
+        let word = &self.words.all()[BYTES];
+        let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |bytes| {
+            Some(bytes.saturating_add(added).saturating_sub(removed))
+        });
+    }
+
+    /// Returns the bytes of all objects.
+    pub fn bytes(&self) -> u64 {
+        self.words.all()[BYTES].load(Ordering::Relaxed)
+    }
+}
+
+fn place(name: &Name) -> u64 {
+    u64::from_str_radix(&name.0[..16], 16).unwrap_or(0)
+}
+
+/// Returns whether this is the name of a file of ours: others are left alone.
+fn is_ours(name: &str) -> bool {
+    let (start, ending) = name.split_once('.').unwrap_or((name, "part"));
+    let is_hex = |text: &str| text.len() == NAME_DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_hex(start) && (matches!(ending, "lock" | "part" | "new") || is_hex(ending))
+}
+
+/// The right to change an object, until it is dropped.
+pub struct Claim<'a> {
+    mirror: &'a Mirror,
+    name: Name,
+    part: Option<Part>,
+    _lock: File,
+}
+
+/// Bytes of a new version.
+struct Part {
+    file: File,
+    digest: Context,
+    size: u64,
+}
+
+impl Claim<'_> {
+    /// Returns the record of the object and when it was last known to be current, if its bytes are complete and correct.
+    pub fn stored(&self) -> Option<(ObjectRecord, SystemTime)> {
+        let (mut record, current) = self.mirror.read(&self.name)?;
+        let file = File::open(self.bytes_of(&record)).ok()?;
+        if file.metadata().ok()?.len() != record.size {
+            return None;
+        }
+        if record.run != self.mirror.run {
+            // Written before a restart: the machine may have lost what was not on the disk yet.
+            if sha256(file).ok()? != record.sha256 {
+                return None;
+            }
+            record.run = self.mirror.run;
+            self.write_record(&record, current).ok()?;
+        }
+        Some((record, current))
+    }
+
+    /// Begins a new version, instead of one that was begun before.
+    ///
+    /// # Errors
+    /// Those of open(2).
+    pub fn begin(&mut self) -> io::Result<()> {
+        let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(self.file("part"))?;
+        self.part = Some(Part { file, digest: Context::new(&SHA256), size: 0 });
+        Ok(())
+    }
+
+    /// Adds bytes to it.
+    ///
+    /// # Errors
+    /// Those of write(2).
+    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let part = self.part.as_mut().ok_or(io::ErrorKind::NotFound)?;
+        part.file.write_all(bytes)?;
+        part.digest.update(bytes);
+        part.size += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Replaces the object by it: it is complete, and current now.
+    ///
+    /// # Errors
+    /// A file cannot be written or renamed; the old version stays.
+    pub fn commit(&mut self, of: String, head: ObjectHead, modified_seconds: Option<i64>) -> io::Result<ObjectRecord> {
+        let Part { file, digest, size } = self.part.take().ok_or(io::ErrorKind::NotFound)?;
+        let old = self.mirror.read(&self.name).map(|(record, _)| self.bytes_of(&record));
+        let sha256 = hex(digest.finish().as_ref());
+        let record = ObjectRecord { of, size, sha256, run: self.mirror.run, head, modified_seconds };
+        let modified = modified_seconds.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
+        if let Some(modified) = modified.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since)) {
+            file.set_times(FileTimes::new().set_modified(modified))?;
+        }
+        let bytes = self.bytes_of(&record);
+        let replaced = old.as_ref().and_then(|old| old.metadata().ok()).map_or(0, |status| status.len());
+        // From now on they are bytes without a record, until that is written.
+        fs::rename(self.file("part"), &bytes)?;
+        self.write_record(&record, SystemTime::now())?;
+        if let Some(old) = old.filter(|old| *old != bytes) {
+            let _ = fs::remove_file(old);
+        }
+        self.mirror.count(size, replaced);
+        Ok(record)
+    }
+
+    /// Notes that the store has just said that the object is current.
+    ///
+    /// # Errors
+    /// Those of utimensat(2).
+    pub fn confirm(&self) -> io::Result<()> {
+        let now = SystemTime::now();
+        self.mirror.stamp(&self.name, FileTimes::new().set_accessed(now).set_modified(now))
+    }
+
+    /// Removes the object. Responses that have it open continue.
+    ///
+    /// # Errors
+    /// Those of unlink(2).
+    pub fn remove(&self) -> io::Result<()> {
+        let stored = self.mirror.read(&self.name);
+        match fs::remove_file(self.mirror.path.join(&self.name.0)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        if let Some(bytes) = stored.map(|(record, _)| self.bytes_of(&record))
+            && let Ok(status) = bytes.metadata()
+        {
+            fs::remove_file(bytes)?;
+            self.mirror.count(0, status.len());
+        }
+        Ok(())
+    }
+
+    fn bytes_of(&self, record: &ObjectRecord) -> PathBuf {
+        self.mirror.path.join(self.name.bytes(record))
+    }
+
+    fn file(&self, ending: &str) -> PathBuf {
+        self.mirror.path.join(format!("{}.{ending}", self.name.0))
+    }
+
+    fn write_record(&self, record: &ObjectRecord, current: SystemTime) -> io::Result<()> {
+        let new = self.file("new");
+        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        file.write_all(&serde_json::to_vec(record)?)?;
+        file.set_times(FileTimes::new().set_accessed(SystemTime::now()).set_modified(current))?;
+        fs::rename(&new, self.mirror.path.join(&self.name.0))
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        if self.part.is_some() {
+            let _ = fs::remove_file(self.file("part"));
+        }
+        // While it is locked: whoever waits for the lock then finds that the file is gone.
+        let _ = fs::remove_file(self.file("lock"));
+    }
+}
+
+fn sha256(mut file: File) -> io::Result<String> {
+    let (mut digest, mut buffer) = (Context::new(&SHA256), vec![0; 64 * 1024]);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hex(digest.finish().as_ref())),
+            count => digest.update(&buffer[..count]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CString;
+    use std::sync::atomic::AtomicUsize;
+    use std::thread;
+
+    fn name(key: &str) -> Name {
+        Name::of("http://store", "bucket", key.as_bytes())
+    }
+
+    fn put(mirror: &Mirror, key: &str, bytes: &[u8]) -> ObjectRecord {
+        let mut claim = mirror.claim(&name(key)).unwrap();
+        claim.begin().unwrap();
+        claim.write(bytes).unwrap();
+        claim.commit(key.to_owned(), ObjectHead::default(), Some(1000)).unwrap()
+    }
+
+    fn stored(mirror: &Mirror, key: &str) -> Option<ObjectRecord> {
+        mirror.claim(&name(key)).unwrap().stored().map(|(record, _)| record)
+    }
+
+    fn files(folder: &tempfile::TempDir) -> usize {
+        fs::read_dir(folder.path()).unwrap().count()
+    }
+
+    #[test]
+    fn object_survives_restart_and_damage_is_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let mirror = Mirror::open(folder.path(), 1000, 1).unwrap();
+        let first = put(&mirror, "a", b"one");
+        assert_eq!(stored(&mirror, "a"), Some(first.clone()));
+        let second = put(&mirror, "a", b"three");
+        assert_eq!((files(&folder), mirror.bytes()), (2, 5));
+        let bytes = folder.path().join(name("a").bytes(&second));
+        assert_eq!(bytes.metadata().unwrap().mtime(), 1000);
+        let mirror = Mirror::open(folder.path(), 1000, 2).unwrap();
+        assert_eq!(mirror.bytes(), 5);
+        assert_eq!(stored(&mirror, "a"), Some(ObjectRecord { run: 2, ..second }));
+        // A change of equal length, while the server was stopped.
+        fs::write(&bytes, b"thrEe").unwrap();
+        assert!(stored(&Mirror::open(folder.path(), 1000, 3).unwrap(), "a").is_none());
+        fs::write(&bytes, b"thre").unwrap();
+        assert!(stored(&mirror, "a").is_none());
+        fs::write(&bytes, b"three").unwrap();
+        let record = folder.path().join(&name("a").0);
+        let text = fs::read_to_string(&record).unwrap();
+        fs::write(&record, text.replace("\"etag\":null", "\"etag\":\"\\r\\nX: y\"")).unwrap();
+        assert!(stored(&mirror, "a").is_none());
+        fs::write(&record, text).unwrap();
+        assert!(stored(&mirror, "a").is_some());
+        assert_eq!(files(&folder), 2);
+    }
+
+    #[test]
+    fn remains_of_crash_are_removed_at_start_and_other_files_are_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let mirror = Mirror::open(folder.path(), 1000, 1).unwrap();
+        put(&mirror, "a", b"one");
+        let (a, b) = (name("a").0, name("b").0);
+        // Killed while writing bytes, before and after the record of a new version, and before it was renamed.
+        for left in
+            [format!("{b}.lock"), format!("{b}.part"), format!("{b}.{a}"), format!("{a}.{b}"), format!("{a}.new")]
+        {
+            fs::write(at(&left), "half").unwrap();
+        }
+        fs::write(at("notes.txt"), "mine").unwrap();
+        let busy = mirror.claim(&name("c")).unwrap();
+        let next = Mirror::open(folder.path(), 1000, 2).unwrap();
+        assert_eq!((files(&folder), next.bytes()), (4, 3));
+        assert!(at("notes.txt").exists() && busy.file("lock").exists());
+        drop(busy);
+        assert_eq!(files(&folder), 3);
+        assert!(stored(&next, "a").is_some());
+    }
+
+    #[test]
+    fn dropped_claim_leaves_old_version() {
+        let folder = tempfile::tempdir().unwrap();
+        let mirror = Mirror::open(folder.path(), 1000, 1).unwrap();
+        let record = put(&mirror, "a", b"one");
+        let mut claim = mirror.claim(&name("a")).unwrap();
+        for half in [b"half of th".as_slice(), b"ha"] {
+            claim.begin().unwrap();
+            claim.write(half).unwrap();
+        }
+        drop(claim);
+        assert_eq!((stored(&mirror, "a"), files(&folder)), (Some(record), 2));
+        mirror.claim(&name("a")).unwrap().remove().unwrap();
+        assert_eq!((stored(&mirror, "a"), files(&folder), mirror.bytes()), (None, 0, 0));
+    }
+
+    #[test]
+    fn one_of_many_claims_an_object_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let mirror = Mirror::open(folder.path(), 1000, 1).unwrap();
+        let (fetched, at_once) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let mut claim = mirror.claim(&name("a")).unwrap();
+                    assert_eq!(at_once.fetch_add(1, Ordering::SeqCst), 0);
+                    if claim.stored().is_none() {
+                        fetched.fetch_add(1, Ordering::SeqCst);
+                        claim.begin().unwrap();
+                        claim.write(b"one").unwrap();
+                        at_once.fetch_sub(1, Ordering::SeqCst);
+                        claim.commit("a".to_owned(), ObjectHead::default(), None).unwrap();
+                    } else {
+                        at_once.fetch_sub(1, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+        assert_eq!((fetched.into_inner(), files(&folder)), (1, 2));
+    }
+
+    #[test]
+    fn eviction_spares_what_was_used_and_what_is_being_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let mirror = Mirror::open(folder.path(), 16 * 100, 1).unwrap();
+        for n in 0..16 {
+            put(&mirror, &n.to_string(), &[n; 100]);
+        }
+        let busy = mirror.claim(&name("3")).unwrap();
+        let bytes = CString::new(name("5").bytes(&stored(&mirror, "5").unwrap())).unwrap();
+        let opened = mirror.open_bytes(&bytes, Patience::Wait).unwrap();
+        // Within its budget nothing is removed.
+        mirror.make_room(|| panic!("nothing to do")).unwrap();
+        put(&mirror, "16", &[16; 100]);
+        // The first round only clears: every object is new.
+        mirror.make_room(|| {}).unwrap();
+        assert_eq!(mirror.bytes(), 15 * 100);
+        assert!(mirror.read(&name("3")).is_some());
+        // Those that are used now stay, all others go first.
+        let kept: Vec<_> = (0..17).map(|n| n.to_string()).filter(|n| mirror.read(&name(n)).is_some()).collect();
+        let clear = |n: &String| mirror.stamp(&name(n), FileTimes::new().set_accessed(SystemTime::UNIX_EPOCH)).unwrap();
+        kept.iter().for_each(clear);
+        for n in 20..22 {
+            put(&mirror, &n.to_string(), &[n; 100]);
+        }
+        mirror.make_room(|| kept[..8].iter().for_each(|n| mirror.used(&name(n)))).unwrap();
+        assert_eq!(mirror.bytes(), 15 * 100);
+        assert!(kept[..8].iter().all(|n| mirror.read(&name(n)).is_some()), "a used object was evicted");
+        // Open files stay readable.
+        mirror.claim(&name("5")).unwrap().remove().unwrap();
+        let mut buffer = [0; 100];
+        assert_eq!(file::read_at(&opened, &mut buffer, 0, Patience::Wait).unwrap(), 100);
+        assert_eq!(buffer, [5; 100]);
+        drop(busy);
+    }
+}
