@@ -115,6 +115,36 @@ fn objects_are_served_as_files_are() {
 }
 
 #[test]
+fn variants_error_pages_and_aliases_may_be_objects() {
+    let setup = Setup::new();
+    for (key, text) in [
+        ("site/404.html", "lost"),
+        ("site/docs/guide.en.html", "english"),
+        ("site/docs/guide.fr.html", "français"),
+        ("site/docs/guided.html", "another"),
+        ("site/only.txt.gz", "packed"),
+        ("other/a.txt", "alias"),
+    ] {
+        setup.store.put(key, text);
+    }
+    let of_site = format!(
+        "errors = {{ \"404\" = \"/404.html\" }}\n[[site.alias]]\nmatch = \"/static/**\"\nroot = \"s3://{BUCKET}/other\"\n\
+         [[site.negotiation]]\nmatch = \"/docs/**\"\nlanguages = [\"en\", \"fr\"]"
+    );
+    let server = setup.serve("", &of_site, "");
+    let missing = server.get("/none");
+    assert_eq!((missing.status, missing.text().as_str()), (404, "lost"));
+    for (language, text) in [("fr", "français"), ("en", "english")] {
+        let guide = server.connect().request("GET", "/docs/guide.html", &[("Accept-Language", language)]);
+        assert_eq!((guide.status, guide.text().as_str()), (200, text));
+    }
+    let only = server.connect().request("GET", "/only.txt", &[("Accept-Encoding", "gzip")]);
+    assert_eq!((only.text().as_str(), only.field("Content-Encoding")), ("packed", Some("gzip")));
+    assert_eq!(server.get("/static/a.txt").text(), "alias");
+    assert_eq!(server.get("/static/b.txt").text(), "lost");
+}
+
+#[test]
 fn long_listing_is_complete() {
     let setup = Setup::new();
     for n in 0..2345 {
