@@ -469,7 +469,12 @@ impl Checker<'_> {
             let message = format!("{} needs a directory for local copies of its objects", of_store.display());
             let help =
                 "add `disk = \"/var/cache/amped\"` to `[cache]`, and create that directory for the server's user";
-            self.findings.at(place.span(), message, help);
+            let of_root = |node: Node<'_>| {
+                let node = node.get("root");
+                node.place().filter(|_| node.text().starts_with("s3://"))
+            };
+            let sites = || root.get("site").elements().find_map(of_root);
+            self.findings.at(of_root(root).or_else(sites).unwrap_or(place.span()), message, help);
             return None;
         };
         if !disk.is_dir() {

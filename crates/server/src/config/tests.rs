@@ -756,7 +756,7 @@ fn root_in_object_store_is_checked() {
     };
     let good = "cache.disk = 'disk'\nobject_storage.credentials = 's3'\n";
     for (text, says) in [
-        ("", "s3://bucket/site needs a directory for local copies"),
+        ("", "amped.toml:1:8: s3://bucket/site needs a directory for local copies"),
         ("cache.disk = 'none'\n", "none is not a directory"),
         ("cache.disk = 'disk'\nobject_storage.credentials = 'none'\n", "cannot read the credentials file"),
         ("cache.disk = 'disk'\nobject_storage.credentials = 'half'\n", "has no aws_secret_access_key"),
