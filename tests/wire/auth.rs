@@ -14,7 +14,7 @@ use base64::engine::general_purpose::STANDARD;
 use super::harness::{Client, Response, Server, Site, is_pool, let_files_settle, pattern, wait_until};
 
 /// `ann` has the password `open sesame`, `bob` has `geheim`, by argon2id.
-fn accounts(site: &Site) -> PathBuf {
+pub fn accounts(site: &Site) -> PathBuf {
     let ann = bcrypt::hash("open sesame", 4).unwrap();
     // The cheapest parameters: these hashes protect nothing.
     let params = argon2::Params::new(64, 1, 1, None).unwrap();
@@ -47,7 +47,7 @@ fn serve_limited(site: &Site, attempts: u32, keys: &str, tables: &str) -> Server
 }
 
 /// Returns `Basic` and the base64 of these credentials.
-fn basic(name: &str, password: &str) -> String {
+pub fn basic(name: &str, password: &str) -> String {
     format!("Basic {}", STANDARD.encode(format!("{name}:{password}")))
 }
 

@@ -399,3 +399,24 @@ fn fields_of_connection_do_not_reach_application() {
     assert_eq!((sent("x-hop:"), sent("x-end:")), (is_http2(), true), "{text}");
     assert!(sent("remote-user: ann") && text.ends_with("\n\nhello"), "{text}");
 }
+
+#[test]
+fn limit_by_user_counts_the_user_that_the_authorizer_names() {
+    let (authorizer, _) = authorizer();
+    let site = Site::new();
+    site.file("a.txt", "static");
+    let toml = format!(
+        "[[site.authorize]]\ndirectory = \"/\"\nrequest = \"/auth\"\nuser = \"Remote-User\"\n\
+         [[site.limit]]\nmatch = \"/a.txt\"\nkey = \"user\"\nrequests = \"1/h\"\nburst = 2\n\
+         [[site.app]]\nmatch = \"/auth\"\nhttp = [\"{}\"]\n",
+        authorizer.address
+    );
+    let server = Server::with_site(&site, &toml);
+    let of = |cookie: &str| {
+        let fields = [("Cookie", cookie), ("Remote-User", "eve")];
+        server.connect().request("GET", "/a.txt", &fields).status
+    };
+    assert_eq!(["ann"; 3].map(of), [200, 200, 429]);
+    // Without a name, and refused: both count by their address.
+    assert_eq!(["bob", "stranger", "stranger", "bob", "nobody"].map(of), [200, 403, 429, 429, 429]);
+}

@@ -1,4 +1,4 @@
-//! Limits of requests by client address: bursts, delays, refusals, and what shares a bucket.
+//! Limits of requests by client address or user: bursts, delays, refusals, and what shares a bucket.
 //!
 //! Rates are so low that no test sees a bucket refill, or so high that the time of a delay can only be too long. Clients
 //! are those that a trusted proxy, the test, names.
@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
+use super::auth::{accounts, basic};
 use super::frames::Http2;
 use super::harness::*;
 
@@ -330,4 +331,93 @@ fn streams_of_http2_count_each() {
     site.let_go();
     assert!(streams.into_iter().all(|stream| http2.response(stream).text() == "done"));
     wait_until("the end of the requests", || http2.get("/cgi-bin/wait").text() == "done");
+}
+
+/// Tables for a directory with passwords and a limit by user.
+fn by_user(site: &Site, directory: &str, limit: &str) -> String {
+    format!(
+        "[[site.auth]]\ndirectory = '{directory}'\naccounts = {:?}\n\
+         [[site.limit]]\nmatch = '{directory}**'\nkey = 'user'\n{limit}\n\
+         [[site.app]]\nmatch = '/cgi-bin/**'\ncgi = true\n",
+        accounts(site)
+    )
+}
+
+fn request_as(server: &Server, target: &str, address: &str, (name, password): (&str, &str)) -> Response {
+    let fields = [("X-Forwarded-For", address), ("Authorization", &*basic(name, password))];
+    server.connect().request("GET", target, &fields)
+}
+
+const ANN: (&str, &str) = ("ann", "open sesame");
+const BOB: (&str, &str) = ("bob", "geheim");
+
+#[test]
+fn limit_by_user_counts_verified_user_at_all_addresses() {
+    let site = site();
+    let server = serve(&site, &by_user(&site, "/login/", "requests = '1/h'\nburst = 3"));
+    let of = |address: &str, user| request_as(&server, "/login/form.html", address, user).status;
+    // Wrong passwords take from the address, not from the user that they name.
+    assert_eq!([(); 5].map(|()| of("192.0.2.9", ("ann", "wrong"))), [401, 401, 401, 429, 429]);
+    let addresses = ["192.0.2.1", "192.0.2.2", "2001:db8::1", "192.0.2.3"];
+    assert_eq!(addresses.map(|address| of(address, ANN)), [200, 200, 200, 429]);
+    let refused = request_as(&server, "/login/form.html", "192.0.2.4", ANN);
+    assert!(refused.text().contains("Too many requests from your account"), "{refused:?}");
+    assert!(refused.field("Retry-After").is_some_and(|seconds| seconds.parse::<u64>().unwrap() > 1800));
+    // Users that share an address do not share a bucket, and take nothing from that of the address.
+    assert_eq!([(); 4].map(|()| of("192.0.2.1", BOB)), [200, 200, 200, 429]);
+    let without = |address: &str| status(&server, "/login/form.html", address);
+    assert_eq!([(); 4].map(|()| without("192.0.2.1")), [401, 401, 401, 429]);
+    assert_eq!(server.report("requests_limited"), 2 + 2 + 1 + 1);
+    // Unprotected paths have no user, whatever credentials a client sends.
+    let server = serve(&site, "[[site.limit]]\nmatch = '/other/**'\nkey = 'user'\nrequests = '1/h'");
+    let of = |address: &str, user| request_as(&server, "/other/page.html", address, user).status;
+    assert_eq!([of("192.0.2.1", ANN), of("192.0.2.1", BOB), of("192.0.2.2", ANN)], [200, 429, 200]);
+}
+
+#[test]
+fn limit_by_user_delays_and_counts_requests_under_way() {
+    let site = Waiting::new();
+    let tables = by_user(&site.0, "/login/", "requests = '4/s'\nmax_delay = '1h'");
+    let server = serve(&site.0, &tables);
+    let begin = Instant::now();
+    for number in 1..=4 {
+        let response = request_as(&server, "/login/form.html", &format!("192.0.2.{number}"), ANN);
+        assert_eq!(response.text(), "form");
+    }
+    assert!(begin.elapsed() >= Duration::from_millis(750), "{:?}", begin.elapsed());
+    let server = serve(&site.0, &by_user(&site.0, "/cgi-bin/", "concurrent = 1"));
+    let mut first = server.connect();
+    let fields = [("X-Forwarded-For", "192.0.2.1"), ("Authorization", &*basic(ANN.0, ANN.1))];
+    first.send_request("GET", "/cgi-bin/wait", &fields);
+    site.wait_for_begun(1);
+    let of = |address: &str, user| request_as(&server, "/cgi-bin/wait", address, user).status;
+    assert_eq!(of("192.0.2.2", ANN), 429);
+    site.let_go();
+    assert_eq!(of("192.0.2.1", BOB), 200);
+    assert_eq!(first.response("GET").text(), "done");
+    wait_until("the end of the request", || of("192.0.2.2", ANN) == 200);
+}
+
+#[test]
+fn streams_of_http2_are_limited_by_user_and_bodies_stay_with_their_requests() {
+    if is_secure() {
+        return;
+    }
+    let site = site();
+    let server = serve(&site, &by_user(&site, "/cgi-bin/", "requests = '1/h'\nburst = 2"));
+    let mut http2 = Http2::connect(&server);
+    let (ann, bob) = (basic(ANN.0, ANN.1), basic(BOB.0, BOB.1));
+    let mut status = |credentials: &str| {
+        let stream = http2.post("/cgi-bin/app/x", &[("authorization", credentials)], b"hello", 5);
+        http2.response(stream).status
+    };
+    assert_eq!([&ann, &ann, &ann, &bob, &bob, &bob].map(|user| status(user)), [200, 200, 429, 200, 200, 429]);
+    // Of HTTP/1, the connection stays usable.
+    let mut client = server.connect();
+    for expected in [429, 429] {
+        let fields = format!("Host: localhost\r\nAuthorization: {ann}\r\nContent-Length: 5\r\n\r\nhello");
+        client.send(format!("POST /cgi-bin/app HTTP/1.1\r\n{fields}"));
+        assert_eq!(client.response("POST").status, expected);
+    }
+    assert_eq!(client.get("/other/page.html").text(), "page");
 }

@@ -1440,3 +1440,18 @@ fn proxy_protocol_precedes_tls() {
     assert!(client.read_to_end().starts_with(b"HTTP/1.1 400 "));
     assert_eq!(server.report("proxy_protocol_refused"), 1);
 }
+
+#[test]
+fn limit_by_user_counts_subjects_of_client_certificates() {
+    let (site, trust) = place();
+    let authority = Authority::new(&site, "clients.pem");
+    site.file("root/a.txt", "a");
+    let keys = "tls.client_ca = \"clients.pem\"\ntls.client_certificate = \"optional\"";
+    let tables = "[[site.limit]]\nmatch = \"**\"\nkey = \"user\"\nrequests = \"1/h\"\nburst = 2";
+    let server = serve(&site, keys, tables);
+    let [ann, bob] = ["ann", "bob"].map(|name| authority.client(&trust, &version::TLS13, name));
+    let of = |trust: &Trust| trust.connect(&server).get("/a.txt").status;
+    assert_eq!([&ann, &bob, &ann, &ann, &bob, &bob].map(of), [200, 200, 200, 429, 200, 429]);
+    // Without a certificate: the address, from which the others have taken nothing.
+    assert_eq!([&trust; 3].map(of), [200, 200, 429]);
+}

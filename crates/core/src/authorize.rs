@@ -35,6 +35,10 @@ pub struct AuthorizeRule {
     #[serde(default, deserialize_with = "AuthorizedFieldName::list")]
     #[schemars(extend("examples" = [["Remote-User", "Remote-Groups"]]))]
     pub copy_to_request: Vec<Box<str>>,
+    /// Field of its response with the name of the user, by which `[[site.limit]]` may count
+    #[serde(default, deserialize_with = "AuthorizedFieldName::text")]
+    #[schemars(example = "Remote-User")]
+    pub user: Option<Box<str>>,
     /// Fields of a denial that the client gets
     #[serde(default = "denial_fields", deserialize_with = "DeniedFieldName::list")]
     pub copy_to_client: Vec<Box<str>>,

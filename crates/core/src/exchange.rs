@@ -44,7 +44,7 @@ use crate::plan::{self, Origin, Resolved};
 use crate::record::{Outcome, RequestPermit};
 use crate::reply::{self, ReplyHead, Response, ScriptFraming};
 use crate::request_id::{self, RequestId, RequestIds};
-use crate::request_limit::Admission;
+use crate::request_limit::{Admission, RequestLimit, Requester};
 
 pub use crate::exchange::context::{Context, Progress, Protocol};
 
@@ -164,7 +164,7 @@ impl Exchange {
         let state = match steps.admission() {
             Admission::Now => steps.begin(has_more),
             Admission::After(delay) => Some(State::Delayed(steps.cx.now + delay)),
-            Admission::Refused(wait) => steps.refuse_over_limit(wait),
+            Admission::Refused(wait) => steps.refuse_over_limit(wait, FROM_ADDRESS),
         }?;
         let (request, since) = (OwnedRequest::new(&steps.request, head), steps.cx.now);
         Some(Exchange { request, began, resolved: resolved.keep(), detour, since, state })
@@ -467,7 +467,9 @@ impl Exchange {
         protocol: &'e mut P,
     ) -> (Steps<'e, 'c, 'static, F, P>, &'e mut State) {
         if self.resolved.generation != cx.shared.caches.generation() {
+            let awaits_user = self.resolved.awaits_user;
             self.resolved = resolve(&self.request.request(), cx).keep();
+            self.resolved.awaits_user = awaits_user;
         }
         let Exchange { request, began, resolved, detour, state, .. } = self;
         let (head, request) = (request.head(), request.request());
@@ -562,9 +564,10 @@ impl Exchange {
                 self.detour.denial = Some(Box::new(denial));
                 self.step(cx, protocol, |steps| steps.begin(false))
             }
-            Some(Ruling::Admitted(admitted)) => {
+            Some(Ruling::Admitted(admitted, user)) => {
                 authorization.leave(cx, "");
                 self.resolved.authorized.push(authorization.rule);
+                self.resolved.user = user.or(self.resolved.user.take());
                 self.request = *admitted;
                 self.step(cx, protocol, |steps| steps.begin(false))
             }
@@ -848,13 +851,61 @@ struct Steps<'e, 'c, 'r, F, P> {
 }
 
 impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
-    /// Whether the request is within the limits of its client, from which it is taken.
+    /// Whether the request is within the limits of its client, from which it is taken. A limit by user is left to
+    /// [`admit_user`](Steps::admit_user), unless nothing will verify a user.
     fn admission(&mut self) -> Admission {
+        let shared = &*self.cx.shared;
+        if !shared.sites.have_limits() {
+            return Admission::Now;
+        }
+        let site = shared.sites.of(self.resolved.site);
+        let is_by_user = shared.sites.need_subjects()
+            && site.limit(&self.resolved.requested, &self.request).is_some_and(RequestLimit::is_by_user);
+        let (user, is_checked) = if is_by_user { self.user() } else { (None, true) };
+        self.resolved.awaits_user = !is_checked;
+        if is_checked { self.count(user.as_deref()) } else { Admission::Now }
+    }
+
+    /// Counts a request for the limit by user that it awaits: its user, or if checks have refused it, its address. `Err`:
+    /// it has to wait, or is refused.
+    fn admit_user(&mut self) -> Result<(), Option<State>> {
+        if !mem::take(&mut self.resolved.awaits_user) {
+            return Ok(());
+        }
+        let (user, _) = self.user();
+        match self.count(user.as_deref()) {
+            Admission::Now => Ok(()),
+            Admission::After(delay) => Err(Some(State::Delayed(self.cx.now + delay))),
+            Admission::Refused(wait) if user.is_some() => Err(self.refuse_over_limit(wait, FROM_USER)),
+            Admission::Refused(wait) => Err(self.refuse_over_limit(wait, FROM_ADDRESS)),
+        }
+    }
+
+    /// The user that passwords, an application or a client certificate have verified, and whether all passwords and
+    /// applications that the path requires have admitted the request; before that there is none.
+    fn user(&self) -> (Option<Box<[u8]>>, bool) {
+        let Steps { cx, request, resolved, .. } = self;
+        let site = cx.shared.sites.of(resolved.site);
+        let is_pending = resolved.next_guard(site, request).is_some()
+            || resolved.pending_authorizations(site, request).next().is_some();
+        if is_pending {
+            return (None, false);
+        }
+        let by_password = decide::claimed_name(request, resolved, &cx.shared.sites);
+        // The certificate of a proxy is that of no user.
+        let is_named = request.client.is_some_and(|client| client.named.is_some());
+        let subject = || cx.shared.subject.as_ref().filter(|_| !is_named).map(|subject| subject.as_bytes().into());
+        let user = by_password.map(|credentials| credentials.name().into());
+        (user.or_else(|| resolved.user.clone()).or_else(subject), true)
+    }
+
+    /// Takes the request from its limit: from what its user has left, or if it has none, its address.
+    fn count(&mut self, user: Option<&[u8]>) -> Admission {
         let shared = &mut *self.cx.shared;
-        let (true, Some(limiter)) = (shared.sites.have_limits(), &shared.limiter) else { return Admission::Now };
         let limit = shared.sites.of(self.resolved.site).limit(&self.resolved.requested, &self.request);
-        let Some(limit) = limit else { return Admission::Now };
-        let client = self.request.client.map(|client| client.address);
+        let (Some(limit), Some(limiter)) = (limit, &shared.limiter) else { return Admission::Now };
+        let address = self.request.client.map(|client| client.address);
+        let client = user.map_or(Requester::Address(address), Requester::User);
         self.detour.bandwidth = limit.bandwidth();
         if let Some(max) = limit.concurrent {
             self.detour.permit = limiter.begin(limit, max, client);
@@ -870,10 +921,9 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
     }
 
     /// Refuses a request whose client would be within its limit after this time.
-    fn refuse_over_limit(&mut self, wait: Duration) -> Option<State> {
+    fn refuse_over_limit(&mut self, wait: Duration, why: &'static str) -> Option<State> {
         self.detour.permit = None;
         self.detour.retry_after_s = Some(wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
-        let why = "too many requests from your address; try again later";
         self.take(Step::Fail(Status::TOO_MANY_REQUESTS, why))
     }
 
@@ -890,6 +940,11 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
 
     /// Responds to the request, or starts a lookup.
     fn answer(&mut self) -> Option<State> {
+        if self.detour.denial.is_some()
+            && let Err(state) = self.admit_user()
+        {
+            return state;
+        }
         if let Some(denial) = self.detour.denial.take() {
             let made = denial.reply(self.cx, &self.request, self.resolved);
             return self.respond(made);
@@ -899,6 +954,13 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
     }
 
     fn take(&mut self, step: Step<F>) -> Option<State> {
+        if !matches!(step, Step::Verify(_) | Step::Authorize)
+            && let Err(state) = self.admit_user()
+            // An error is not delayed: a wrong password would be verified again, and count twice.
+            && !matches!((&step, &state), (Step::Fail(..), Some(State::Delayed(_))))
+        {
+            return state;
+        }
         match step {
             // Not for an application after all: discard the body, then respond.
             Step::Reply(_) if self.protocol.awaits_body() => self.discard_body(false),
@@ -1152,6 +1214,10 @@ fn resolve<'a, F>(request: &Request<'a>, cx: &mut Context<'_, F>) -> Resolved<'a
     let generation = shared.caches.generation();
     plan::resolve(request, &shared.sites, generation, &mut shared.caches.uris, &mut shared.scratch)
 }
+
+const FROM_ADDRESS: &str = "too many requests from your address; try again later";
+
+const FROM_USER: &str = "too many requests from your account; try again later";
 
 /// An authorization without a complete response.
 const FAILED: Option<Ruling> = Some(Ruling::Failed("the authorization failed"));

@@ -18,6 +18,7 @@ use crate::cache::uri::{Translated, UriCache};
 use crate::routes::{FixedResponse, QueryRule, Routed};
 use crate::site::{Site, Sites};
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Deref;
@@ -70,6 +71,10 @@ pub(crate) struct Resolved<'a> {
     pub(crate) verified: usize,
     /// The rules by which applications have authorised the request: their indices among those of the site.
     pub(crate) authorized: Vec<usize>,
+    /// The user that these applications have named.
+    pub(crate) user: Option<Box<[u8]>>,
+    /// A limit that counts by user has not counted the request yet.
+    pub(crate) awaits_user: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,7 +148,8 @@ pub(crate) fn resolve<'a>(
 ) -> Resolved<'a> {
     let resolved = |site, requested, form| {
         let (rewritten, planned, verified, authorized) = (None, None, 0, Vec::new());
-        Resolved { generation, site, requested, rewritten, form, planned, verified, authorized }
+        let (user, awaits_user) = (None, false);
+        Resolved { generation, site, requested, rewritten, form, planned, verified, authorized, user, awaits_user }
     };
     let site = |sites: &Sites| sites.for_host(request.host).number;
     let (Target::Origin { path: sent, .. } | Target::Absolute { path: sent, .. }) = request.target else {

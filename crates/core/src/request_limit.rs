@@ -1,6 +1,7 @@
-//! Limits of requests by client: a token bucket for each client address and rule, and a count of requests under way.
+//! Limits of requests by client: a token bucket for each client and rule, and a count of requests under way.
 //!
-//! The exchange asks once for each request of a client, before anything else is decided about it. The buckets are outside
+//! The exchange asks once for each request of a client, before anything else is decided about it; if a limit counts users,
+//! once it is certain which user the request has. The buckets are outside
 //! the core ([`RequestLimiter`](crate::shared_state::RequestLimiter)), because all loops of a server share them; their
 //! arithmetic is here. A bucket is one number: the time at which it is full again. Each request moves it by the interval
 //! of the rate, so nothing has to be refilled, and a bucket whose time has passed is the same as none.
@@ -9,6 +10,7 @@ use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use core::fmt;
+use core::net::IpAddr;
 use core::time::Duration;
 
 use amped_http::h1::request::Request;
@@ -20,7 +22,7 @@ use crate::condition::Condition;
 use crate::glob::Glob;
 use crate::pacer::Bandwidth;
 
-/// Limit of the requests of a client address by pattern; more get 429 with Retry-After
+/// Limit of the requests of a client by pattern; more get 429 with Retry-After
 ///
 /// The first table whose `match` matches a path, or the beginning of one, applies. Of IPv6, a /64 counts as one address. Behind
 /// `trusted_proxies` the address is that of the client. All workers count together.
@@ -35,7 +37,12 @@ pub struct RequestLimit {
     #[serde(default)]
     #[schemars(extend("examples" = [{ "methods": ["POST"] }]))]
     pub when: Option<Box<Condition>>,
-    /// Requests of an address by second, minute or hour: "10/s", "30/m", "100/h"
+    /// What tells clients apart
+    ///
+    /// A request without a verified user counts by its address, also one that is refused for a wrong password.
+    #[serde(default)]
+    pub key: LimitKey,
+    /// Requests of a client by second, minute or hour: "10/s", "30/m", "100/h"
     #[schemars(example = "10/s")]
     pub requests: Option<Rate>,
     /// Requests that may come at once, after a pause
@@ -44,7 +51,7 @@ pub struct RequestLimit {
     /// Maximum time that a request waits until the rate permits it; "0s": further ones get 429 at once
     #[serde(default, with = "Seconds")]
     pub max_delay: Duration,
-    /// Requests of an address under way at a time, each until its response is sent; more get 429
+    /// Requests of a client under way at a time, each until its response is sent; more get 429
     ///
     /// Each stream of HTTP/2 counts, delayed requests do, and so does a WebSocket. A response counts until its client has
     /// received it, except for what the kernel buffers.
@@ -63,6 +70,26 @@ pub struct RequestLimit {
     /// Its number among the limits of all sites, by which its buckets are found.
     #[serde(skip)]
     pub number: u16,
+}
+
+/// What tells the clients of a limit apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum LimitKey {
+    /// Their address
+    #[default]
+    Address,
+    /// Their user, verified by a password (`[[site.auth]]`), an application (`user` in `[[site.authorize]]`) or a client certificate, in this order
+    User,
+}
+
+/// The client that a limit counts.
+#[derive(Clone, Copy, Debug)]
+pub enum Requester<'a> {
+    /// Its address, if that is known.
+    Address(Option<IpAddr>),
+    /// Its name, which was verified.
+    User(&'a [u8]),
 }
 
 fn one() -> usize {
@@ -86,6 +113,11 @@ impl RequestLimit {
         let slashes = memchr::memchr_iter(b'/', path).skip(1).take(DEPTH_MAX);
         (self.pattern.matches(path) || slashes.into_iter().any(|end| self.pattern.matches(&path[..end])))
             && self.when.as_ref().is_none_or(|when| when.holds(request))
+    }
+
+    /// Whether it counts by user.
+    pub fn is_by_user(&self) -> bool {
+        self.key == LimitKey::User
     }
 
     /// The bandwidth of each response, if it is limited.
@@ -112,10 +144,10 @@ impl RequestLimit {
 /// Two limits are equal if they have the same buckets, and change them in the same way.
 impl PartialEq for RequestLimit {
     fn eq(&self, other: &RequestLimit) -> bool {
-        let RequestLimit { pattern, when, requests, burst, max_delay, concurrent, rate: _, rate_after: _, number } =
+        let RequestLimit { pattern, when, key, requests, burst, max_delay, concurrent, rate: _, rate_after: _, number } =
             other;
         self.pattern.as_str() == pattern.as_str()
-            && self.when == *when
+            && (&self.when, self.key) == (when, *key)
             && (self.requests, self.burst, self.max_delay) == (*requests, *burst, *max_delay)
             && (self.concurrent, self.number) == (*concurrent, *number)
     }
@@ -204,9 +236,9 @@ mod tests {
 
     fn limit(requests: &str, burst: usize, max_delay: Duration) -> RequestLimit {
         let requests = Some(Rate::parse(requests).expect("valid"));
-        let (pattern, when, concurrent) = (Glob::new("/a/**"), None, None);
+        let (pattern, when, key, concurrent) = (Glob::new("/a/**"), None, LimitKey::Address, None);
         let (rate, rate_after, number) = (None, Bytes(0), 0);
-        RequestLimit { pattern, when, requests, burst, max_delay, concurrent, rate, rate_after, number }
+        RequestLimit { pattern, when, key, requests, burst, max_delay, concurrent, rate, rate_after, number }
     }
 
     /// What happens to requests at these times, in milliseconds: `+` at once, a delay in milliseconds, or `-`.

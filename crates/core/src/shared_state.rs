@@ -17,7 +17,7 @@ use crate::limits::Limits;
 use crate::record::{Records, RequestPermit};
 use crate::reply::{ReadyErrors, WallClock};
 use crate::request_id::IdSource;
-use crate::request_limit::{Admission, RequestLimit};
+use crate::request_limit::{Admission, RequestLimit, Requester};
 use crate::site::Sites;
 
 /// The answers to challenges by which a CA verifies that this server controls a name (ACME; RFC 8555, 8.3).
@@ -30,10 +30,10 @@ pub trait HttpChallenges: Send + Sync {
 /// under way.
 pub trait RequestLimiter: fmt::Debug + Send + Sync {
     /// Takes a request of a client from its bucket of this limit; clients without an address share one.
-    fn take(&self, limit: &RequestLimit, client: Option<IpAddr>) -> Admission;
+    fn take(&self, limit: &RequestLimit, client: Requester<'_>) -> Admission;
 
     /// Counts another request of a client under this limit; `None` if as many as this are under way.
-    fn begin(&self, limit: &RequestLimit, max: usize, client: Option<IpAddr>) -> Option<RequestPermit>;
+    fn begin(&self, limit: &RequestLimit, max: usize, client: Requester<'_>) -> Option<RequestPermit>;
 }
 
 /// The shared state of one loop.
@@ -62,6 +62,8 @@ pub struct SharedState<F> {
     pub is_draining: bool,
     /// The other end of the connection that is handled, if [`Sites::need_clients`].
     pub peer: Option<IpAddr>,
+    /// The verified subject of its certificate, if [`Sites::need_subjects`].
+    pub subject: Option<Arc<str>>,
     /// Makes the IDs of requests.
     pub ids: IdSource,
     /// Scratch space for cleaning paths.
@@ -177,6 +179,7 @@ impl<F> SharedState<F> {
             http2: true,
             is_draining: false,
             peer: None,
+            subject: None,
             ids: IdSource::default(),
             scratch: Vec::new(),
             fields: FieldList::new(0, 0),

@@ -558,6 +558,8 @@ pub struct Sites {
     have_authorizations: bool,
     /// Whether any of them limits requests.
     have_limits: bool,
+    /// Whether any of them limits requests by user.
+    have_limits_by_user: bool,
     /// The proxies that name clients; `None`: the client is the peer of its connection.
     proxies: Option<TrustedProxies>,
 }
@@ -577,6 +579,7 @@ impl Sites {
         let have_access_rules = sites.iter().any(|site| !site.access.is_empty());
         let have_authorizations = sites.iter().any(|site| !site.authorizations.is_empty());
         let have_limits = sites.iter().any(|site| !site.limits.is_empty());
+        let have_limits_by_user = sites.iter().flat_map(|site| &site.limits).any(RequestLimit::is_by_user);
         (!sites.is_empty()).then_some(Sites {
             sites,
             have_apps,
@@ -584,6 +587,7 @@ impl Sites {
             have_access_rules,
             have_authorizations,
             have_limits,
+            have_limits_by_user,
             proxies: None,
         })
     }
@@ -612,6 +616,11 @@ impl Sites {
     /// Whether any of them has directories whose requests an application authorises.
     pub fn have_authorizations(&self) -> bool {
         self.have_authorizations
+    }
+
+    /// Whether the subjects of client certificates must be known before a request is answered.
+    pub fn need_subjects(&self) -> bool {
+        self.have_limits_by_user
     }
 
     /// Whether any of them limits requests.

@@ -9,8 +9,8 @@ use std::net::IpAddr;
 
 use amped_sys::shared::{Guard, Outside};
 
-/// A client's address, as far as it is significant here: an IPv6 client has at least 2^64 addresses of its own, so its
-/// /64 counts as one.
+/// A client: a hash of its user name, or its address, as far as it is significant here. An IPv6 client has at least 2^64
+/// addresses of its own, so its /64 counts as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Client(u128);
 
@@ -22,6 +22,13 @@ impl Client {
             Some(IpAddr::V6(address)) => address.to_bits() >> 64 << 64,
             None => 0,
         })
+    }
+
+    /// Returns the client with this user name, of which these are hashes.
+    ///
+    /// Addresses of IPv4 begin with 64 bits that are 0, those of IPv6 end with such bits.
+    pub fn of_user([high, low]: [u64; 2]) -> Client {
+        Client(u128::from(high | 1 << 63) << 64 | u128::from(low >> 16 | 1))
     }
 
     /// Returns its key.
@@ -107,11 +114,12 @@ mod tests {
     #[test]
     fn keys_of_clients_and_rules_are_distinct() {
         let addresses = ["255.255.255.255", "0.0.0.1", "2001:db8::", "2001:db8:0:1::", "ffff:ffff:ffff:ffff::1"];
-        let clients = addresses.map(client).into_iter().chain([Client::new(None)]);
+        let users = [[0, 0], [1, 0], [0, 1 << 17], [u64::MAX; 2]].map(Client::of_user);
+        let clients = addresses.map(client).into_iter().chain([Client::new(None)]).chain(users);
         let mut keys: Vec<u128> =
             clients.flat_map(|client| [0, 1, 0x100, u16::MAX].map(|rule| client.key_under(rule))).collect();
         keys.sort_unstable();
         keys.dedup();
-        assert_eq!(keys.len(), 6 * 4);
+        assert_eq!(keys.len(), 10 * 4);
     }
 }

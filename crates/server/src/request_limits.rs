@@ -10,12 +10,12 @@
 //! A loop holds a lock for a hundred nanoseconds, without a system call unless another loop holds it at that moment.
 
 use std::fmt::Display;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use amped_core::record::RequestPermit;
-use amped_core::request_limit::{Admission, RequestLimit};
+use amped_core::request_limit::{Admission, RequestLimit, Requester};
 use amped_core::shared_state::RequestLimiter;
 use amped_sys::clock::monotonic_ns;
 use amped_sys::shared::{Guard, PATIENCE, Region};
@@ -30,6 +30,8 @@ pub struct RequestLimits {
     region: Region,
     table: TimeTable,
     counts: Arc<ClientCounts>,
+    /// Hashes of user names: the halves of a key.
+    users: [RandomState; 2],
 }
 
 /// Parts with a lock each, so that loops seldom meet.
@@ -50,7 +52,15 @@ impl RequestLimits {
     /// # Errors
     /// There is no memory, or no descriptor.
     pub fn new(counts: Arc<ClientCounts>) -> io::Result<RequestLimits> {
-        Ok(RequestLimits { region: Region::new(PARTS, LOG_AT + 8)?, table: TimeTable::new(SETS), counts })
+        let (region, table) = (Region::new(PARTS, LOG_AT + 8)?, TimeTable::new(SETS));
+        Ok(RequestLimits { region, table, counts, users: [RandomState::new(), RandomState::new()] })
+    }
+
+    fn client(&self, client: Requester<'_>) -> Client {
+        match client {
+            Requester::Address(address) => Client::new(address),
+            Requester::User(name) => Client::of_user(self.users.each_ref().map(|half| half.hash_one(name))),
+        }
     }
 
     fn take_at(&self, limit: &RequestLimit, client: Client, now_ns: u64) -> Admission {
@@ -73,9 +83,13 @@ impl RequestLimits {
     }
 
     /// Reports a refused request, unless another one was reported within a minute.
-    fn log(&self, limit: &RequestLimit, client: Option<IpAddr>, exceeded: &dyn Display, now_ns: u64) {
+    fn log(&self, limit: &RequestLimit, client: Requester<'_>, exceeded: &dyn Display, now_ns: u64) {
         if self.may_log(now_ns) {
-            let client = client.map_or_else(|| "an unknown address".to_owned(), |address| address.to_string());
+            let client = match client {
+                Requester::Address(None) => "an unknown address".to_owned(),
+                Requester::Address(Some(address)) => address.to_string(),
+                Requester::User(name) => format!("the user `{}`", name.escape_ascii()),
+            };
             let pattern = limit.pattern.as_str();
             say!(
                 "requests of {client} for {pattern} exceed {exceeded} and get 429; others are counted in \
@@ -92,18 +106,18 @@ impl RequestLimits {
 }
 
 impl RequestLimiter for RequestLimits {
-    fn take(&self, limit: &RequestLimit, client: Option<IpAddr>) -> Admission {
+    fn take(&self, limit: &RequestLimit, client: Requester<'_>) -> Admission {
         let Some(rate) = limit.requests else { return Admission::Now };
         let now_ns = monotonic_ns();
-        let admission = self.take_at(limit, Client::new(client), now_ns);
+        let admission = self.take_at(limit, self.client(client), now_ns);
         if matches!(admission, Admission::Refused(_)) {
             self.log(limit, client, &rate, now_ns);
         }
         admission
     }
 
-    fn begin(&self, limit: &RequestLimit, max: usize, client: Option<IpAddr>) -> Option<RequestPermit> {
-        let key = Client::new(client).key_under(limit.number);
+    fn begin(&self, limit: &RequestLimit, max: usize, client: Requester<'_>) -> Option<RequestPermit> {
+        let key = self.client(client).key_under(limit.number);
         let Some(place) = self.counts.take(key, u32::try_from(max).unwrap_or(u32::MAX)) else {
             self.log(limit, client, &format_args!("{max} at a time"), monotonic_ns());
             return None;
@@ -114,10 +128,11 @@ impl RequestLimiter for RequestLimits {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
     use std::time::Duration;
 
     use amped_core::glob::Glob;
-    use amped_core::request_limit::Rate;
+    use amped_core::request_limit::{LimitKey, Rate};
     use amped_units::Bytes;
 
     use super::*;
@@ -127,8 +142,8 @@ mod tests {
     fn limit(number: u16, requests: &str, burst: usize) -> RequestLimit {
         let (pattern, max_delay) = (Glob::new("**"), Duration::ZERO);
         let requests = Some(Rate::parse(requests).unwrap());
-        let (when, concurrent, rate, rate_after) = (None, None, None, Bytes(0));
-        RequestLimit { pattern, when, requests, burst, max_delay, concurrent, rate, rate_after, number }
+        let (when, key, concurrent, rate, rate_after) = (None, LimitKey::Address, None, None, Bytes(0));
+        RequestLimit { pattern, when, key, requests, burst, max_delay, concurrent, rate, rate_after, number }
     }
 
     fn new() -> RequestLimits {

@@ -177,6 +177,13 @@ impl Connection {
         shared.peer = self.peer.address();
     }
 
+    /// Notes the subject of the client's certificate, if limits count by it.
+    fn note_subject(&self, shared: &mut SharedState<OpenFile>) {
+        if shared.sites.need_subjects() {
+            shared.subject = self.transport.negotiated().and_then(|negotiated| negotiated.subject.clone());
+        }
+    }
+
     /// Returns what it has to send in HTTP/2. From the first call on, that is its protocol.
     fn outbox(&mut self) -> &mut Outbox {
         let Connection { outbox, transport, .. } = self;
@@ -501,6 +508,7 @@ impl<D: DiskAccess> Turn<'_, D> {
         if self.context.shared.sites.need_clients() {
             self.context.shared.peer = self.connection.peer.address();
         }
+        self.connection.note_subject(&mut self.context.shared);
         if let Some(event) = event {
             self.handle(event);
         }
@@ -586,6 +594,7 @@ impl<D: DiskAccess> Turn<'_, D> {
         };
         if let Some((negotiated, time)) = connection.transport.take_completed(self.now) {
             context.tls.add(negotiated, time);
+            connection.note_subject(&mut context.shared);
             if connection.transport.has_chosen_http2() {
                 connection.conn.speak_http2(self.now, &context.shared.limits, self.actions);
             } else if connection.transport.is_for_validation() {

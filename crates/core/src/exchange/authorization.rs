@@ -39,8 +39,8 @@ pub(super) struct Authorization {
 
 /// The meaning of the application's response.
 pub(super) enum Ruling {
-    /// The request continues, in this form.
-    Admitted(Box<OwnedRequest>),
+    /// The request continues, in this form; the name of its user, if the response has it.
+    Admitted(Box<OwnedRequest>, Option<Box<[u8]>>),
     /// The client does not get what it requests.
     Denied(Denial),
     /// There is no ruling, for this reason.
@@ -134,7 +134,7 @@ impl Authorization {
             Status(200..=299) => {
                 let pending: Vec<_> = resolved.pending_authorizations(site, &request).map(|(_, rule)| rule).collect();
                 match admitted((&request, head), (rule, &pending), &answer) {
-                    Some(admitted) => Ruling::Admitted(Box::new(admitted)),
+                    Some(admitted) => Ruling::Admitted(Box::new(admitted), user_of(rule, &answer)),
                     None => Ruling::Failed("the fields of the authorization cannot be added to the request"),
                 }
             }
@@ -255,6 +255,13 @@ fn admitted(
     Some(OwnedRequest::new(&Request { client, keep_alive, framing, expectation, ..parsed }, &made))
 }
 
+/// The name of the user in this response, if it has one.
+fn user_of(rule: &AuthorizeRule, answer: &cgi::ScriptHead<'_>) -> Option<Box<[u8]>> {
+    let field = rule.user.as_deref()?;
+    let named = answer.fields.iter().find(|(name, value)| name.eq_ignore_ascii_case(field) && !value.is_empty());
+    named.map(|&(_, user)| user.into())
+}
+
 /// Fields that are kept even if Connection names them: without them, the request would mean something else.
 const NEVER_OPTIONS: [&str; 4] = ["content-length", "host", "transfer-encoding", "upgrade"];
 
@@ -319,6 +326,7 @@ mod tests {
             directory: "/".into(),
             request: None,
             copy_to_request: names.iter().map(|&name| name.into()).collect(),
+            user: None,
             copy_to_client: Vec::new(),
         };
         let (rule, later) = (rule(&["Remote-User", "Remote-Groups"]), rule(&["Remote-Role"]));

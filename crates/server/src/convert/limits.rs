@@ -71,15 +71,15 @@ pub(super) fn limits(page: &mut Page, site: &mut SitePage, http: &Http<'_>, scop
         }
     }
     for directive in scope.all("limit_conn").filter(|_| !is_dry("limit_conn_dry_run")) {
-        let zone = http.connection_zones.get(directive.arg(0)).filter(|zone| is_by_address(zone));
-        match (zone, directive.arg(1).parse::<u64>()) {
+        let zone = http.connection_zones.get(directive.arg(0)).copied();
+        match (zone.filter(|zone| is_by_address(zone)), directive.arg(1).parse::<u64>()) {
             (Some(_), Ok(number)) if table["concurrent"].is_null() => {
                 counted(page, site, directive, directive.arg(0));
                 table["concurrent"] = number.into();
                 first.get_or_insert(directive);
             }
             (Some(_), Ok(_)) => page.note_here(site, directive, "a path has one limit of concurrent requests"),
-            _ => page.note_here(site, directive, "concurrent requests are counted by client address"),
+            _ => page.note_here(site, directive, other_key(zone)),
         }
     }
     if let Some(directive) = scope.get("limit_rate").filter(|directive| directive.arg(0) != "0") {
@@ -111,12 +111,24 @@ fn is_by_address(zone: &Directive) -> bool {
     ["$binary_remote_addr", "$remote_addr"].contains(&zone.arg(0))
 }
 
+/// Why a limit by the key of this zone is not converted. nginx counts the user that a request claims, before its password is
+/// verified, and no request without one.
+fn other_key(zone: Option<&Directive>) -> &'static str {
+    match zone {
+        Some(zone) if zone.arg(0) == "$remote_user" => {
+            "`key = \"user\"` counts verified users, and requests without one by their address"
+        }
+        _ => "requests are counted by client address or verified user",
+    }
+}
+
 /// Sets the keys of a `limit_req`; returns whether it did.
 fn requests(page: &mut Page, site: &mut SitePage, http: &Http<'_>, table: &mut Value, directive: &Directive) -> bool {
     let option = |name: &str| directive.args.iter().find_map(|word| word.strip_prefix(name));
     let name = option("zone=").unwrap_or_default();
-    let Some(zone) = http.zones.get(name).filter(|zone| is_by_address(zone)) else {
-        page.note_here(site, directive, "requests are counted by client address");
+    let zone = http.zones.get(name).copied();
+    let Some(zone) = zone.filter(|zone| is_by_address(zone)) else {
+        page.note_here(site, directive, other_key(zone));
         return false;
     };
     let rate = zone.args.iter().find_map(|word| word.strip_prefix("rate=")).unwrap_or_default();

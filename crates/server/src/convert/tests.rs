@@ -162,6 +162,9 @@ fn limits_of_path_are_one_table() {
     check("limit_req zone=a; limit_req_dry_run on;", "", 1);
     check("limit_rate $slow;", "", 1);
     check("limit_conn c 1;", "", 1);
+    let by_user = "limit_req_zone $remote_user zone=u:1m rate=1r/s; server { limit_req zone=u; }";
+    let page = page(by_user);
+    assert!(page.sites[0].tables("limit").next().is_none() && page.text("x").contains("counts verified users"));
 }
 
 #[test]
