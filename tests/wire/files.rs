@@ -1262,6 +1262,21 @@ fn lone_gzip_file_is_served_encoded_or_decompressed() {
     assert_eq!(server.connect().request("GET", "/doc/changelog.txt", &[TAKES_GZIP]).status, 404);
 }
 
+/// By its own name the compressed file is the application's, which alone may send it.
+#[test]
+fn lone_gzip_file_beside_application_is_served_if_its_own_name_is_static() {
+    let site = Site::new();
+    site.file("a.txt.gz", gzip(b"text"));
+    let_files_settle();
+    let get = |pattern: &str| {
+        let table = format!("[[site.app]]\nmatch = '{pattern}'\nstatic = true\n");
+        let app = "[[site.app]]\nmatch = '/'\nhttp = ['127.0.0.1:9']\n";
+        Server::with_site(&site, &format!("{table}{app}")).get("/a.txt")
+    };
+    assert_eq!(get("*.txt").status, 404);
+    assert_eq!(get("*.{txt,txt.gz}").text(), "text");
+}
+
 #[test]
 fn lone_gzip_file_change_is_detected() {
     let site = Site::new();

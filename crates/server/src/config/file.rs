@@ -405,6 +405,7 @@ pub struct AppTable {
     /// Serve these paths as files of the site, although a later table matches them
     ///
     /// `match` then means whole paths: `/static/**` has everything in that directory. The table has no other keys than these two and `when`.
+    /// A file that exists in compressed form only (`a.txt.gz`) is served as `/a.txt` if a table has its own name too: else it belongs to the application.
     #[serde(rename = "static")]
     #[schemars(example = true)]
     pub is_static: Option<bool>,
