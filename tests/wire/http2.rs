@@ -490,6 +490,23 @@ fn stream_without_window_times_out_alone() {
 }
 
 #[test]
+fn request_that_is_cancelled_at_once_leaves_nothing_to_be_sent() {
+    let site = Site::new();
+    site.file("x", "x");
+    let server = Server::configured(&site, "limits.send_timeout = \"1s\"\n");
+    let mut http2 = Http2::connect(&server);
+    // Cached, the response is there before the cancellation is read.
+    assert_eq!(http2.get("/x").text(), "x");
+    let (stream, block) = (http2.open(), http2.head("GET", "/x", &[]));
+    http2.send(|out| {
+        frame::headers(out, stream, &block, true, FRAME_BYTES);
+        frame::reset(out, stream, ErrorCode::CANCEL);
+    });
+    thread::sleep(Duration::from_millis(2500));
+    assert_eq!(http2.get("/x").text(), "x", "the client has received all that was sent");
+}
+
+#[test]
 fn frames_of_streams_after_last_one_are_ignored() {
     let site = Site::new();
     site.file("x", pattern(100_000));

@@ -1243,6 +1243,8 @@ impl Session {
             exchange.cancel(cx);
         }
         cx.actions.push(Action::Cancel(side.lane()));
+        // Its response may have been all that was to be sent.
+        self.unsent &= self.was_full || self.control > 0 || self.next_lane().is_some();
     }
 
     fn drop_streams<F>(&mut self, cx: &mut Context<'_, F>) {
