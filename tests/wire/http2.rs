@@ -337,6 +337,36 @@ fn heads_over_limits_and_malformed_ones() {
 }
 
 #[test]
+fn requests_in_progress_hold_limited_memory_for_their_heads() {
+    const HEAD: usize = 16_000;
+    let site = Site::new();
+    site.file("x", "x");
+    let server = Server::serve(&site);
+    let mut http2 = Http2::connect(&server);
+    // A body that never comes keeps each request in progress.
+    let streams: Vec<StreamId> = (0..60)
+        .map(|_| {
+            let (stream, block) = (http2.open(), http2.head("POST", "/x", &[("cookie", &"a".repeat(HEAD))]));
+            http2.send(|out| frame::headers(out, stream, &block, false, FRAME_BYTES));
+            stream
+        })
+        .collect();
+    assert_eq!(http2.get("/x").text(), "x", "a small head");
+    let (open, refused): (Vec<StreamId>, Vec<StreamId>) = streams.iter().partition(|&&stream| !http2.is_reset(stream));
+    assert_eq!(open, streams[..open.len()], "the later ones are refused");
+    assert!((40..=49).contains(&open.len()), "{} heads of {HEAD} bytes", open.len());
+    for stream in refused {
+        assert_eq!(http2.try_response(stream), Err(Some(ErrorCode::REFUSED_STREAM)));
+    }
+    for &stream in &open {
+        http2.data(stream, b"", true);
+        assert_eq!(http2.response(stream).status, 405);
+    }
+    let again = http2.post("/x", &[("cookie", &"a".repeat(HEAD))], b"y", 1);
+    assert_eq!(http2.response(again).status, 405);
+}
+
+#[test]
 fn more_streams_than_allowed_are_refused() {
     let site = Site::new();
     site.file("x", pattern(100_000));

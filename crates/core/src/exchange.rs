@@ -277,6 +277,11 @@ impl Exchange {
         matches!(&self.state, State::Disk(waiting) if waiting.ticket == ticket)
     }
 
+    /// Returns the head of the request.
+    pub fn head(&self) -> &[u8] {
+        self.request.head()
+    }
+
     /// Heap memory in bytes, in addition to the struct itself.
     pub fn heap_bytes(&self) -> usize {
         let state = match &self.state {

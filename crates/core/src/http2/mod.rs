@@ -63,6 +63,13 @@ const CONTROL_MAX: usize = 4096;
 /// Maximum lookups of one connection in progress; further ones wait, so that its cold files are not everybody's queue.
 const LOOKUPS_MAX: usize = 16;
 
+/// Maximum bytes of heads of requests in progress on a connection: HPACK lets a client fill each of its streams with a head of 32 KiB
+/// that takes a few bytes to send (RFC 7541, 7.3). Further large ones are refused, and may be sent again.
+const HEADS_MAX: usize = 768 * 1024;
+
+/// Heads below this length, in bytes, are not refused: the number of streams limits them.
+const LARGE_HEAD: usize = 2048;
+
 /// Maximum streams reset by this side, or not accepted, whose late frames are ignored (RFC 9113, 5.1 and 6.8).
 const RESETS_KEPT: usize = 1024;
 
@@ -969,6 +976,8 @@ impl Session {
             let record = record_refused(cx, Status::BAD_REQUEST, fields);
             cx.actions.push(Action::Unanswered(record));
             return self.take_stream_error(cx, block.stream, ErrorCode::PROTOCOL_ERROR);
+        } else if !self.has_room_for_head(flat.bytes().len()) {
+            return self.take_stream_error(cx, block.stream, ErrorCode::REFUSED_STREAM);
         } else {
             let identified = flat.request(&cx.shared.limits.head(self.secure)).and_then(|mut request| {
                 if cx.shared.sites.need_clients() {
@@ -985,6 +994,12 @@ impl Session {
             self.announce_end(cx);
         }
         Ok(())
+    }
+
+    fn has_room_for_head(&self, length: usize) -> bool {
+        let held =
+            || self.streams.iter().filter_map(|stream| Some(stream.exchange.as_ref()?.head().len())).sum::<usize>();
+        length < LARGE_HEAD || held() + length <= HEADS_MAX
     }
 
     fn begin<F: FileHandle>(
