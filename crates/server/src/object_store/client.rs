@@ -68,6 +68,8 @@ pub enum StoreError {
     Refused(String, String),
     /// The object has more than the configured bytes.
     TooLarge(u64),
+    /// Objects that are being fetched fill the local cache directory.
+    Full,
     /// The local cache directory failed.
     Local(io::Error),
 }
@@ -215,9 +217,6 @@ pub fn read_body(
     bytes_max: u64,
     mut write: impl FnMut(&[u8]) -> io::Result<()>,
 ) -> Result<u64, StoreError> {
-    if length.is_some_and(|length| length > bytes_max) {
-        return Err(StoreError::TooLarge(bytes_max));
-    }
     let mut reader = body.into_with_config().limit(u64::MAX).reader();
     let (mut buffer, mut count) = (vec![0; 64 * 1024], 0);
     loop {

@@ -40,7 +40,7 @@ pub struct Mirror {
     run: u64,
 }
 
-/// The bytes of all objects.
+/// The bytes of all objects, with those that are being written.
 const BYTES: usize = 0;
 
 /// Where eviction continues: the first 16 digits of a name.
@@ -197,13 +197,14 @@ impl Mirror {
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub fn make_room(&self, used: impl FnOnce()) -> io::Result<u64> {
+    fn make_room(&self, used: impl FnOnce()) -> io::Result<u64> {
         if self.bytes() <= self.bytes_max {
             return Ok(0);
         }
         let hand = File::open(&self.path)?;
-        if hand.try_lock().is_err() {
-            // Another thread or process is at it.
+        hand.lock()?;
+        if self.bytes() <= self.bytes_max {
+            // Another thread or process has made room.
             return Ok(0);
         }
         used();
@@ -243,7 +244,7 @@ impl Mirror {
         });
     }
 
-    /// Returns the bytes of all objects.
+    /// Returns the bytes of all objects, with those that are being written.
     pub fn bytes(&self) -> u64 {
         self.words.all()[BYTES].load(Ordering::Relaxed)
     }
@@ -273,6 +274,8 @@ struct Part {
     file: File,
     digest: Context,
     size: u64,
+    /// Bytes that are counted for it.
+    reserved: u64,
 }
 
 impl Claim<'_> {
@@ -294,14 +297,26 @@ impl Claim<'_> {
         Some((record, current))
     }
 
-    /// Begins a new version, instead of one that was begun before.
+    /// Begins a new version of this length, as far as that is known, instead of one that was begun before, after making room for it:
+    /// `used` notes what this process has used. Returns how many objects were removed for it, or `None` if there is no room, because
+    /// others are being written.
     ///
     /// # Errors
-    /// Those of open(2).
-    pub fn begin(&mut self) -> io::Result<()> {
+    /// Those of open(2); the directory cannot be read.
+    pub fn begin(&mut self, length: u64, used: impl FnOnce()) -> io::Result<Option<u64>> {
+        self.discard();
         let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(self.file("part"))?;
-        self.part = Some(Part { file, digest: Context::new(&SHA256), size: 0 });
-        Ok(())
+        self.mirror.count(length, 0);
+        self.part = Some(Part { file, digest: Context::new(&SHA256), size: 0, reserved: length });
+        let removed = self.mirror.make_room(used)?;
+        Ok((self.mirror.bytes() <= self.mirror.bytes_max).then_some(removed))
+    }
+
+    fn discard(&mut self) {
+        if let Some(part) = self.part.take() {
+            let _ = fs::remove_file(self.file("part"));
+            self.mirror.count(0, part.reserved);
+        }
     }
 
     /// Adds bytes to it.
@@ -313,6 +328,10 @@ impl Claim<'_> {
         part.file.write_all(bytes)?;
         part.digest.update(bytes);
         part.size += bytes.len() as u64;
+        if let Some(more) = part.size.checked_sub(part.reserved) {
+            self.mirror.count(more, 0);
+            part.reserved = part.size;
+        }
         Ok(())
     }
 
@@ -321,7 +340,7 @@ impl Claim<'_> {
     /// # Errors
     /// A file cannot be written or renamed; the old version stays.
     pub fn commit(&mut self, of: String, head: ObjectHead, modified_seconds: Option<i64>) -> io::Result<ObjectRecord> {
-        let Part { file, digest, size } = self.part.take().ok_or(io::ErrorKind::NotFound)?;
+        let Part { file, digest, size, reserved } = self.part.take().ok_or(io::ErrorKind::NotFound)?;
         let old = self.mirror.read(&self.name).map(|(record, _)| self.bytes_of(&record));
         let sha256 = hex(digest.finish().as_ref());
         let record = ObjectRecord { of, size, sha256, run: self.mirror.run, head, modified_seconds };
@@ -337,7 +356,7 @@ impl Claim<'_> {
         if let Some(old) = old.filter(|old| *old != bytes) {
             let _ = fs::remove_file(old);
         }
-        self.mirror.count(size, replaced);
+        self.mirror.count(size, reserved + replaced);
         Ok(record)
     }
 
@@ -388,9 +407,7 @@ impl Claim<'_> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        if self.part.is_some() {
-            let _ = fs::remove_file(self.file("part"));
-        }
+        self.discard();
         // While it is locked: whoever waits for the lock then finds that the file is gone.
         let _ = fs::remove_file(self.file("lock"));
     }
@@ -419,7 +436,7 @@ mod tests {
 
     fn put(mirror: &Mirror, key: &str, bytes: &[u8]) -> ObjectRecord {
         let mut claim = mirror.claim(&name(key)).unwrap();
-        claim.begin().unwrap();
+        claim.begin(0, || {}).unwrap();
         claim.write(bytes).unwrap();
         claim.commit(key.to_owned(), ObjectHead::default(), Some(1000)).unwrap()
     }
@@ -490,7 +507,7 @@ mod tests {
         let record = put(&mirror, "a", b"one");
         let mut claim = mirror.claim(&name("a")).unwrap();
         for half in [b"half of th".as_slice(), b"ha"] {
-            claim.begin().unwrap();
+            claim.begin(0, || {}).unwrap();
             claim.write(half).unwrap();
         }
         drop(claim);
@@ -511,7 +528,7 @@ mod tests {
                     assert_eq!(at_once.fetch_add(1, Ordering::SeqCst), 0);
                     if claim.stored().is_none() {
                         fetched.fetch_add(1, Ordering::SeqCst);
-                        claim.begin().unwrap();
+                        claim.begin(0, || {}).unwrap();
                         claim.write(b"one").unwrap();
                         at_once.fetch_sub(1, Ordering::SeqCst);
                         claim.commit("a".to_owned(), ObjectHead::default(), None).unwrap();
@@ -535,10 +552,14 @@ mod tests {
         let bytes = CString::new(name("5").bytes(&stored(&mirror, "5").unwrap())).unwrap();
         let opened = mirror.open_bytes(&bytes, Patience::Wait).unwrap();
         // Within its budget nothing is removed.
-        mirror.make_room(|| panic!("nothing to do")).unwrap();
-        put(&mirror, "16", &[16; 100]);
+        assert_eq!(mirror.make_room(|| panic!("nothing to do")).unwrap(), 0);
         // The first round only clears: every object is new.
-        mirror.make_room(|| {}).unwrap();
+        let mut claim = mirror.claim(&name("16")).unwrap();
+        assert_eq!(claim.begin(100, || {}).unwrap(), Some(2));
+        assert_eq!(mirror.bytes(), 15 * 100, "with the new one, before any byte of it was written");
+        claim.write(&[16; 100]).unwrap();
+        claim.commit("16".to_owned(), ObjectHead::default(), None).unwrap();
+        drop(claim);
         assert_eq!(mirror.bytes(), 15 * 100);
         assert!(mirror.read(&name("3")).is_some());
         // Those that are used now stay, all others go first.
@@ -557,5 +578,25 @@ mod tests {
         assert_eq!(file::read_at(&opened, &mut buffer, 0, Patience::Wait).unwrap(), 100);
         assert_eq!(buffer, [5; 100]);
         drop(busy);
+    }
+
+    #[test]
+    fn objects_that_are_being_written_never_exceed_the_budget_together() {
+        let folder = tempfile::tempdir().unwrap();
+        let mirror = Mirror::open(folder.path(), 1000, 1).unwrap();
+        put(&mirror, "old", &[0; 300]);
+        let mut first = mirror.claim(&name("a")).unwrap();
+        assert_eq!(first.begin(600, || {}).unwrap(), Some(0));
+        let mut second = mirror.claim(&name("b")).unwrap();
+        assert_eq!(second.begin(600, || {}).unwrap(), None, "both are too many");
+        drop(second);
+        assert_eq!(mirror.bytes(), 600, "the old object has made room");
+        // Its length was not known.
+        let mut third = mirror.claim(&name("c")).unwrap();
+        assert_eq!(third.begin(0, || {}).unwrap(), Some(0));
+        third.write(&[1; 200]).unwrap();
+        assert_eq!(mirror.bytes(), 800);
+        drop((first, third));
+        assert_eq!((mirror.bytes(), files(&folder)), (0, 0));
     }
 }

@@ -216,15 +216,7 @@ impl ObjectStore {
         // With a stale object at hand nobody has to wait for another attempt.
         let retries = if stored.as_ref().is_some_and(is_usable) { 0 } else { RETRIES };
         match self.ask(bucket, key, retries, stored.as_ref().map(|(record, _)| record), &mut claim) {
-            Ok(record) => {
-                let object = self.keep(id, &name, &record, self.lifetime(&record));
-                drop(claim);
-                match self.mirror.make_room(|| self.note_use()) {
-                    Ok(removed) => self.count(|counts| counts.evictions += removed),
-                    Err(error) => drop(self.cannot_keep(&error)),
-                }
-                Ok(object)
-            }
+            Ok(record) => Ok(self.keep(id, &name, &record, self.lifetime(&record))),
             Err(error) => {
                 let stale = stored.filter(is_usable).map(|(record, _)| (name, record));
                 self.fail(&error, (bucket, key, id), stale, &claim)
@@ -261,6 +253,10 @@ impl ObjectStore {
                     "{bucket}/{} has more than {max} bytes: raise `max_object`, or `disk_bytes`",
                     key.escape_debug()
                 ));
+            }
+            StoreError::Full => {
+                let directory = self.settings.directory.display();
+                self.report(&format!("the objects that are being fetched fill {directory}: raise `disk_bytes`"));
             }
             StoreError::Local(error) => {
                 self.cannot_keep(error);
@@ -317,8 +313,14 @@ impl ObjectStore {
         let Answer::Object(metadata, length, body) = answer else {
             return Err(StoreError::Unavailable("the store answers 304 to a request without a condition".to_owned()));
         };
-        claim.begin().map_err(StoreError::Local)?;
         let bytes_max = self.settings.keys.max_object.0.min(self.settings.bytes_max);
+        if length.is_some_and(|length| length > bytes_max) {
+            return Err(StoreError::TooLarge(bytes_max));
+        }
+        match claim.begin(length.unwrap_or(0), || self.note_use()).map_err(StoreError::Local)? {
+            Some(removed) => self.count(|counts| counts.evictions += removed),
+            None => return Err(StoreError::Full),
+        }
         read_body(body, length, bytes_max, |bytes| {
             self.count(|counts| counts.fetched_bytes += bytes.len() as u64);
             claim.write(bytes)
@@ -607,7 +609,13 @@ impl Bucket {
             Ok(false) => Ok(format!("warning: {shown}: no key begins with {prefix:?}\n")),
             Err(StoreError::Unavailable(why)) => Ok(format!("warning: cannot reach {shown}: {why}\n")),
             Err(StoreError::Refused(why, help)) => Err((format!("cannot use {shown}: {why}"), help)),
-            Err(StoreError::Absent | StoreError::Denied | StoreError::TooLarge(_) | StoreError::Local(_)) => {
+            Err(
+                StoreError::Absent
+                | StoreError::Denied
+                | StoreError::TooLarge(_)
+                | StoreError::Full
+                | StoreError::Local(_),
+            ) => {
                 let help = match settings.credentials {
                     None => {
                         "set `credentials`, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; or let everybody read the bucket"
