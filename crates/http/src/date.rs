@@ -158,7 +158,7 @@ impl Civil {
     }
 
     /// Converts to seconds since 1970; `None` if the calendar has no such second. Ignores the weekday.
-    fn to_unix(self) -> Option<i64> {
+    pub fn to_unix(self) -> Option<i64> {
         let Civil { year, month, day, hour, minute, second, weekday: _ } = self;
         let possible = (1..=month_length(year, month)).contains(&day) && hour <= 23 && minute <= 59 && second <= 60;
         if !possible {

@@ -957,7 +957,7 @@ fn share(settings: &Settings) -> Result<Share, String> {
             .iter()
             .flatten()
             .map(|app| app.max_processes.unwrap_or(20))
-            // Whoever asks an object store has a connection to it, and the files of an object.
+            // A request to an object store needs a connection, and the files of an object.
             .chain(settings.store.iter().map(|_| FETCHERS_MAX))
             .fold(0, usize::saturating_add),
     };

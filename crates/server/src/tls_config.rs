@@ -13,7 +13,7 @@
 use std::env;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use amped_acme_protocol::{ChallengeKind, TLS_ALPN_01_PROTOCOL};
 use amped_core::site::Sites;
@@ -62,6 +62,11 @@ pub enum SignatureTime {
 const SHORT_RSA_KEY: usize = 294;
 
 impl SignatureTime {
+    fn of_slowest(by_site: &[Vec<Certificate>]) -> SignatureTime {
+        let times = by_site.iter().flatten().map(|one| SignatureTime::of(&*one.certified.key));
+        times.max().unwrap_or(SignatureTime::Short)
+    }
+
     fn of(key: &dyn SigningKey) -> SignatureTime {
         match key.algorithm() {
             SignatureAlgorithm::RSA if key.public_key().is_some_and(|public| public.len() <= SHORT_RSA_KEY) => {
@@ -126,8 +131,7 @@ impl TlsConfig {
 
     /// Returns how long a signature with the slowest of the keys takes.
     pub fn signature_time(&self) -> SignatureTime {
-        let by_site = self.certificates.by_site.read().unwrap_or_else(PoisonError::into_inner);
-        by_site.iter().flatten().map(|one| SignatureTime::of(&*one.certified.key)).max().unwrap_or(SignatureTime::Short)
+        *self.certificates.signature_time.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns when the certificates, OCSP responses and CRLs in use expire.
@@ -253,6 +257,8 @@ struct Certificates {
     sites: Arc<Sites>,
     /// In order of preference: `by_site[site.number]`. Locked only for a lookup or a replacement.
     by_site: RwLock<Vec<Vec<Certificate>>>,
+    /// That of the slowest of their keys, which each handshake needs.
+    signature_time: Mutex<SignatureTime>,
     /// The file of the certificate that is obtained for each site, if one is.
     obtained: Vec<Option<PathBuf>>,
     /// The answers to challenges of tls-alpn-01, if these are used.
@@ -268,7 +274,8 @@ impl Certificates {
         let obtained = acme.map_or_else(|| vec![None; by_site.len()], |acme| acme.files.clone());
         let is_used = acme.is_some_and(|acme| acme.start.challenge == ChallengeKind::TlsAlpn01);
         let challenges = challenges.filter(|_| is_used).cloned();
-        Certificates { sites, by_site: RwLock::new(by_site), obtained, challenges }
+        let signature_time = Mutex::new(SignatureTime::of_slowest(&by_site));
+        Certificates { sites, by_site: RwLock::new(by_site), signature_time, obtained, challenges }
     }
 
     /// Reads those whose files have changed, and drops expired OCSP responses; returns whether anything was replaced. No
@@ -295,6 +302,7 @@ impl Certificates {
             }
         }
         by_site.iter_mut().for_each(|own| sort(own));
+        *self.signature_time.lock().unwrap_or_else(PoisonError::into_inner) = SignatureTime::of_slowest(&by_site);
         *self.by_site.write().unwrap_or_else(PoisonError::into_inner) = by_site;
         is_new
     }

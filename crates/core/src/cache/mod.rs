@@ -106,7 +106,7 @@ pub struct Budgets {
     /// It should be on a local disk, belong to the server's user and contain nothing else. It survives restarts.
     #[schemars(example = &"/var/cache/amped")]
     pub disk: Option<Box<str>>,
-    /// Maximum bytes of these copies; those being fetched are not counted
+    /// Maximum bytes of these copies, with those being fetched
     #[serde(with = "PositiveBytes")]
     #[default(Bytes::mib(10 * 1024))]
     pub disk_bytes: Bytes,

@@ -87,6 +87,7 @@ pub fn check(flags: &cli::Check) -> Result<String, Error> {
     let mut findings = Findings::default();
     if let Some(store) = &settings.store {
         let mut locations: Vec<Location> = settings.roots.iter().filter_map(|root| Location::of(root)?.ok()).collect();
+        locations.sort();
         locations.dedup();
         for location in &locations {
             match Bucket::check(store, location) {

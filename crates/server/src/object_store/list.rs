@@ -3,6 +3,7 @@
 //! Only the elements that a listing needs are read, by their names; the store encodes keys as in URLs (`encoding-type=url`), so no key
 //! can look like XML.
 
+use amped_http::date::Civil;
 use amped_http::uri;
 
 /// A page of a listing.
@@ -91,16 +92,10 @@ fn unescape(text: &str) -> String {
 
 /// Reads a time such as `2009-10-12T17:50:30.000Z`, in seconds since 1970.
 fn time(text: &str) -> Option<i64> {
-    let number = |range: std::ops::Range<usize>| text.get(range)?.parse::<i64>().ok();
-    let (year, month, day) = (number(0..4)?, number(5..7)?, number(8..10)?);
-    let seconds = (number(11..13)? * 60 + number(14..16)?) * 60 + number(17..19)?;
-    if !(1970..=9999).contains(&year) || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
-        return None;
-    }
-    // Howard Hinnant's "days_from_civil": years begin in March, so that the leap day is the last one.
-    let (year, month) = if month <= 2 { (year - 1, month + 9) } else { (year, month - 3) };
-    let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1 - 719_468;
-    Some(days * 86_400 + seconds)
+    let two = |at: usize| text.get(at..at + 2)?.parse::<u8>().ok();
+    let year = text.get(0..4)?.parse().ok().filter(|year| (1970..=9999).contains(year))?;
+    let (month, day, hour, minute, second) = (two(5)?, two(8)?, two(11)?, two(14)?, two(17)?);
+    Civil { year, month, day, hour, minute, second, weekday: 0 }.to_unix()
 }
 
 #[cfg(test)]

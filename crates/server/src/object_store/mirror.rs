@@ -408,7 +408,7 @@ impl Claim<'_> {
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         self.discard();
-        // While it is locked: whoever waits for the lock then finds that the file is gone.
+        // While it is locked: a thread that waits for the lock then finds that the file is gone.
         let _ = fs::remove_file(self.file("lock"));
     }
 }

@@ -1,6 +1,6 @@
 //! Sites whose content is in an object store: which objects are known, when the store is asked, and what happens if it fails.
 //!
-//! `disk` (stop 8) looks a name up in a [`Bucket`] as in a directory. In the loop only what is known and current is used; anything else
+//! `disk` (stop 8) looks a name up in a [`Bucket`] as in a directory. The loop uses only what is known and current; anything else
 //! would wait, and is done by a helper: [`Bucket::open`] there asks the store (`client`), and keeps the object as a file (`mirror`), from
 //! which it is then served as any file is. Threads share what is known; processes share the files, and ask again what they cannot
 //! see in them.

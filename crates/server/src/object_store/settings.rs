@@ -72,7 +72,7 @@ impl StoreSettings {
 }
 
 /// The place of a site's content: a bucket, and what its keys begin with.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Location {
     /// The bucket.
     pub bucket: String,
