@@ -116,11 +116,15 @@ pub(crate) fn judge(
 ) -> Result<Run, Failure> {
     let Order { settings, planned, into, .. } = order;
     run.load_began_s = outcome.began_s;
+    let beside: Option<Outcome> =
+        (settings.load.beside > 0).then(|| archive::read(&into.join(name::BESIDE))).transpose()?;
     // The record is stamped by the clock of the server's host.
-    let from_s = outcome.began_s + hosts.first().map_or(0.0, |server| server.clock.offset_s);
+    let offset_s = hosts.first().map_or(0.0, |server| server.clock.offset_s);
+    let beside_s = beside.as_ref().map(|beside| beside.began_s);
+    let loaded = Loaded::by((outcome.began_s, outcome.seconds), beside_s, offset_s);
     let seen = match order.interval.is_zero() {
         true => Seen::default(),
-        false => Seen::read(&into.join(name::MONITOR), from_s, from_s + outcome.seconds)?,
+        false => Seen::read(&into.join(name::MONITOR), &loaded)?,
     };
     let mut summary = Summary::of(outcome);
     summary.set_bytes = watched.set_bytes;
@@ -129,10 +133,12 @@ pub(crate) fn judge(
     if settings.load.http2 {
         summary.streams = Some(settings.load.streams.min(outcome.streams.unwrap_or(u64::MAX)));
     }
-    if settings.load.beside > 0 {
-        let Outcome { ok, window, received_bytes, latency, .. } = archive::read(&into.join(name::BESIDE))?;
-        summary.beside = Some(Beside { ok, rate: window.completed_rate, received_bytes, latency });
-    }
+    summary.beside = beside.map(|Outcome { ok, window, received_bytes, latency, .. }| Beside {
+        ok,
+        rate: window.completed_rate,
+        received_bytes,
+        latency,
+    });
     summary.monitor = seen.figures();
     summary.network = seen.network(is_private);
     summary.server = seen.server();
@@ -169,6 +175,30 @@ pub(crate) fn judge(
     run.summary = Some(summary);
     run.ended_s = now_s();
     Ok(run)
+}
+
+/// When a server was under load, in seconds since 1970.
+pub(crate) struct Loaded {
+    /// When the first clients began. The additional ones begin a few hundredths of a second before the others, and in that
+    /// time they may get a large part of their responses: nobody competes with them.
+    began_s: f64,
+    /// Between which times the load was measured.
+    from_s: f64,
+    to_s: f64,
+}
+
+impl Loaded {
+    /// Returns when all clients were at work, none before.
+    pub(crate) fn between(from_s: f64, to_s: f64) -> Loaded {
+        Loaded { began_s: from_s, from_s, to_s }
+    }
+
+    /// Returns when clients were at work that began at `from_s`, for `seconds`, beside those that began at `beside_s`, by
+    /// a clock that is ahead of theirs by `offset_s`.
+    fn by((from_s, seconds): (f64, f64), beside_s: Option<f64>, offset_s: f64) -> Loaded {
+        let began_s = beside_s.map_or(from_s, |beside_s| from_s.min(beside_s)) + offset_s;
+        Loaded { began_s, ..Loaded::between(from_s + offset_s, from_s + offset_s + seconds) }
+    }
 }
 
 /// The server's side of a run: the server in its control group, monitor and profiler. Dropping it
@@ -866,18 +896,18 @@ fn mean(counts: &[f64]) -> Option<f64> {
 }
 
 impl Seen {
-    /// Reads a record; the load lasted from `from_s` to `to_s`.
+    /// Reads a record.
     ///
     /// # Errors
     /// If the record is missing or unreadable.
-    pub(crate) fn read(record: &Path, from_s: f64, to_s: f64) -> Result<Seen, Failure> {
+    pub(crate) fn read(record: &Path, &Loaded { began_s, from_s, to_s }: &Loaded) -> Result<Seen, Failure> {
         let mut seen = Seen::default();
         let mut before: Option<Sample> = None;
         let mut counted_s = from_s;
         for sample in ammeter_monitor::replay(record)? {
             let at_s = sample.wall_ms as f64 / 1e3;
             let resident: u64 = sample.processes.iter().map(|one| one.resident).sum();
-            if at_s <= from_s || before.is_none() {
+            if at_s <= began_s || before.is_none() {
                 seen.first = sample.clone();
                 // Later samples may include memory of the warm-up and of parked connections.
                 seen.rest_bytes = seen.rest_bytes.or(Some(resident)).filter(|bytes| *bytes > 0);
@@ -1093,4 +1123,31 @@ pub(crate) fn same(old: &Resolved, new: &Resolved) -> Result<(), String> {
         "{} has changed since the archive was created, and runs of both versions would be mixed",
         changed.join(", ")
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ammeter_monitor::{Head, Module, Recorder};
+
+    #[test]
+    fn responses_before_the_other_clients_begin_are_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let record = folder.path().join(name::MONITOR);
+        let mut recorder = Recorder::create(&record, &Head { version: Head::VERSION, ..Head::default() }).unwrap();
+        // The additional clients begin at 100.02 s, and the others at 100.06 s.
+        for (wall_ms, requests) in [(99_940, 1), (100_040, 401), (100_140, 1501), (101_140, 2501)] {
+            let module = Module { counters: [("requests".to_owned(), requests)].into(), ..Module::default() };
+            recorder.add(&Sample { wall_ms, module: Some(module), ..Sample::default() }).unwrap();
+        }
+        recorder.finish().unwrap();
+        let counted = |beside_s: Option<f64>, offset_s: f64| {
+            let loaded = Loaded::by((100.06 - offset_s, 1.0), beside_s, offset_s);
+            Seen::read(&record, &loaded).unwrap().server().replies
+        };
+        assert_eq!(counted(None, 0.0), Some(2100));
+        for offset_s in [0.0, 7.5] {
+            assert_eq!(counted(Some(100.02 - offset_s), offset_s), Some(2500));
+        }
+    }
 }

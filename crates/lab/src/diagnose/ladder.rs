@@ -23,7 +23,7 @@ use crate::archive::{
     self, Archive, Arm, Check, FORM, Figure, HostUse, Plan, Planned, Resolved, Run, RunStatus, Step, Summary, name,
 };
 use crate::environment::{self, Running, Streams};
-use crate::run::{END, Seen, Snapshot, await_samples, micros, monitor, now_s};
+use crate::run::{END, Loaded, Seen, Snapshot, await_samples, micros, monitor, now_s};
 use crate::subject::{identity, own_program};
 
 /// The settings of a ladder.
@@ -166,7 +166,7 @@ fn make(settings: &Settings, planned: &Planned, part: &Path, stop: &Stop) -> Res
     run.ended_s = now_s();
     run.load_began_s = said.began_s;
     run.load_ended_s = said.began_s + said.seconds;
-    let seen = Seen::read(&record, run.load_began_s, run.load_ended_s)?;
+    let seen = Seen::read(&record, &Loaded::between(run.load_began_s, run.load_ended_s))?;
     let mut summary = Summary::of(&said);
     (summary.server, summary.network, summary.monitor) = (seen.server(), seen.network(false), seen.figures());
     let others = said.others.as_ref().map(|others| others.share);
