@@ -578,6 +578,36 @@ fn alone_disturbed_run_is_repeated_once_and_again_on_demand() {
 }
 
 #[test]
+fn server_gets_its_files_from_an_origin_over_the_path() {
+    let home = tempfile::tempdir().unwrap();
+    let text = format!(
+        "repetitions = 1\nagain = false\n[[subject]]\nkind = \"amped\"\nconfig = '''\ncache.disk = \"@run@\"\n\
+         object_storage.endpoint = \"http://@origin@\"\nsite = [{{ root = \"s3://bucket/\" }}]\n'''\n\
+         [[subject]]\nkind = \"nginx\"\nconfig = '''\ndaemon off;\npid @run@/nginx.pid;\n#as-root#user root;\nerror_log stderr;\n\
+         events {{}}\nhttp {{\nproxy_temp_path @run@/proxy;\nserver {{\nlisten @address@:@port@;\n\
+         location / {{ proxy_pass http://@origin@/bucket/; }}\n}}\n}}\n'''\n[load]\nrate = 20\nduration = \"1s\"\nwarm-up = \"0s\"\n\
+         connect-timeout = \"20s\"\ntimeout = \"30s\"\n[path]\npeer = \"origin\"\nlatency = \"30ms\"\n{PATIENT}"
+    );
+    let output = run(home.path(), &text, &[]);
+    let (_, err) = told(&output);
+    let runs = runs(home.path());
+    let p50 = |id: &str, what: &str| {
+        let run = &runs[id];
+        assert_eq!(
+            (check(run, "server"), &run["summary"]["failed"]),
+            (&Value::Bool(true), &Value::from(0)),
+            "{run}\n{err}"
+        );
+        assert!(check(run, "path").is_boolean(), "{run}");
+        run["summary"][what]["p50_ms"].as_f64().unwrap_or_else(|| panic!("{run}\n{err}"))
+    };
+    // amped keeps the object; nginx, without a cache, asks for each on a new connection: two round trips. Neither is away from its clients.
+    let (kept, passed) = (p50("1-a0-20", "latency"), p50("1-a1-20", "latency"));
+    assert!(passed >= 110.0 && kept < passed / 2.0, "{kept} {passed}");
+    assert!(p50("1-a1-20", "connected") < 55.0, "{err}");
+}
+
+#[test]
 fn emulated_path_between_client_and_server_keeps_counts_equal() {
     let home = tempfile::tempdir().unwrap();
     let text = format!(

@@ -110,6 +110,7 @@ exhibits![
     "server-tls-storm",
     "server-http2",
     "server-cold-streams",
+    "server-object-store",
 ];
 
 /// Finds the experiment with this name, or the one that reproduces the exhibit with this name.

@@ -119,7 +119,7 @@ pub(crate) struct Settings {
     pub(crate) subject: Subject,
     pub(crate) workload: Workload,
     pub(crate) load: Load,
-    /// Network path between client and server; `None` for loopback.
+    /// Network path between client and server, or between server and origin; `None` for loopback.
     pub(crate) path: Option<PathTexts>,
     /// Resource limits of the server.
     pub(crate) limits: Limits,
@@ -133,6 +133,11 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    /// Whether the server gets its files over the path, from an origin.
+    pub(crate) fn has_origin(&self) -> bool {
+        self.path.as_ref().is_some_and(|path| path.peer == Peer::Origin)
+    }
+
     /// Whether both servers get the same workload and load, so that they can be interleaved.
     pub(crate) fn has_load_of(&self, other: &Settings) -> bool {
         self.workload == other.workload && self.load == other.load
@@ -276,6 +281,9 @@ impl Load {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
 pub(crate) struct PathTexts {
+    /// The server's peer on this path.
+    #[serde(skip_serializing_if = "Peer::is_clients")]
+    pub(crate) peer: Peer,
     /// Name of a predefined network.
     pub(crate) profile: Option<String>,
     /// See `ammeter wan --help`, as for the next three.
@@ -287,6 +295,24 @@ pub(crate) struct PathTexts {
     pub(crate) congestion_control: Option<String>,
     /// Maximum lateness of packets at the 99th percentile for a valid run; `None`: [`LATE_MAX`](ammeter_wan::selftest::LATE_MAX).
     pub(crate) late_max: Option<Checked<DurationText>>,
+}
+
+/// A server's peer on an emulated network path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Peer {
+    /// The clients.
+    #[default]
+    Clients,
+    /// An origin server of the same files, at `http://@origin@/bucket/`, which the server gets them from. The clients
+    /// are on the server's side, and reach it by loopback.
+    Origin,
+}
+
+impl Peer {
+    fn is_clients(&self) -> bool {
+        *self == Peer::Clients
+    }
 }
 
 /// Resource limits of a server.
@@ -864,6 +890,7 @@ fn arm_settings(
     };
     let subject = arm_subject(tree, at, &file.subject[at], server)?;
     check_tls(tree, &load, &subject)?;
+    check_origin(tree, path.as_ref(), &subject)?;
     check_http2(tree, &load, &subject)?;
     // Interleaved servers have no monitor: each is measured for less than a second at a time.
     let interval = if interleave { Duration::ZERO } else { monitor.interval };
@@ -902,6 +929,22 @@ fn check_tls(tree: &Spanned<DeTable<'_>>, load: &Load, subject: &Subject) -> Res
     let way =
         "add @tls-certificate@, @tls-key@ and @tls-port@ to its configuration or its command line, or omit the server";
     Err(wrong(place(tree, "load.tls"), what, way))
+}
+
+/// Rejects a path to an origin for a server that has no place for its address, and a place for it without such a path.
+fn check_origin(tree: &Spanned<DeTable<'_>>, path: Option<&PathTexts>, subject: &Subject) -> Result<(), Wrong> {
+    match (path.is_some_and(|path| path.peer == Peer::Origin), subject.has_origin()) {
+        (true, false) => {
+            let what = format!("{} has no place for the address of the origin", subject.name);
+            let way_out = "add @origin@ to its configuration or its command line, or omit the server";
+            Err(wrong(place(tree, "path.peer"), what, way_out))
+        }
+        (false, true) => {
+            let what = format!("{} gets its files from @origin@, and there is none", subject.name);
+            Err(wrong(place(tree, "subject"), what, "add peer = \"origin\" to [path]"))
+        }
+        (true, true) | (false, false) => Ok(()),
+    }
 }
 
 /// Rejects HTTP/2 for a server that is known not to speak it, and settings of the other version.
@@ -1487,6 +1530,12 @@ mod tests {
         check(&format!("repetitions = 0\n{SHORT}"), "1:15", "1 to 1000");
         check(&format!("{SHORT}[limits]\ncpu = \"x\"\n"), "12:7", "percent");
         check(&format!("{SHORT}[path]\nlate-max = \"9\"\n"), "12:12", "not a duration");
+        check(&format!("{SHORT}[path]\npeer = \"origins\"\n"), "12:8", "`clients` or `origin`");
+        check(&format!("{SHORT}[path]\npeer = \"origin\"\n"), "12:8", "add @origin@");
+        let from_origin =
+            SHORT.replace("kind = \"nginx\"", "kind = \"nginx\"\nconfig = '''\nproxy_pass http://@origin@;\n'''");
+        assert_ne!(from_origin, SHORT);
+        check(&from_origin, "3:1", "add peer = \"origin\"");
         check("a = \n", "1:5", "");
     }
 }

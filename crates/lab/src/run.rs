@@ -4,8 +4,8 @@
 //! `ammeter profile` run beside it as separate processes of this program, on cores of their own. On one
 //! machine the whole run happens in a network namespace of its own, which a dedicated thread enters
 //! ([`apart`]). If the experiment has a network path, server and clients are in two namespaces, with the
-//! router of `ammeter wan up` between them. With several hosts, the server's side runs in `ammeter agent` on
-//! one of them. `runner.rs` steps through a run, `generate.rs` generates the load, `validate.rs` judges it.
+//! router of `ammeter wan up` between them; or both are in one, and an [`Origin`] in the other. With several
+//! hosts, the server's side runs in `ammeter agent` on one of them. `runner.rs` steps through a run, `generate.rs` generates the load, `validate.rs` judges it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -167,6 +167,7 @@ pub(crate) fn judge(
         summary: &summary,
         ticks: &seen.ticks,
         in_flight: &seen.in_flight,
+        has_other_connections: settings.load.beside > 0 || settings.has_origin(),
         path: watched.path.as_ref(),
         server_ended: watched.server_ended.as_deref(),
         hosts,
@@ -207,6 +208,8 @@ pub(crate) struct Side {
     profile: Option<Running>,
     monitor: Option<Running>,
     server: Server,
+    /// Declared before the path, in whose namespace it runs.
+    _origin: Option<Origin>,
     path: Option<PathBetween>,
     /// Group of load generators and instruments, so that their CPU use is not attributed to other processes.
     instruments: Option<Group>,
@@ -261,7 +264,13 @@ impl Side {
         let joined = instruments.as_ref().map_or(Vec::new(), Group::prefix);
         let path =
             settings.path.as_ref().map(|_| PathBetween::up(environment, settings, &folder, &joined)).transpose()?;
-        let server = match Server::start(environment, settings, site, into, &folder, path.as_ref(), address, stop) {
+        let (origin, to_server) = match path.as_ref().filter(|_| settings.has_origin()) {
+            Some(path) => {
+                (Some(Origin::start(environment, settings, site, into, &folder, (path, &joined), stop)?), None)
+            }
+            None => (None, path.as_ref()),
+        };
+        let server = match Server::start(environment, settings, site, into, &folder, to_server, address, stop) {
             Ok(server) => server,
             Err(_) if stop.is_stopped() => return Err(interrupted()),
             Err(failure) => return Ok(Err(failure.to_string())),
@@ -273,6 +282,7 @@ impl Side {
             profile: None,
             monitor: None,
             server,
+            _origin: origin,
             path,
             instruments,
             before: None,
@@ -612,8 +622,7 @@ impl Server {
     ) -> Result<Server, Failure> {
         let address = match path {
             None => free_address(address.unwrap_or(Ipv4Addr::LOCALHOST.into()))?,
-            // In a private namespace every port is free.
-            Some(_) => SocketAddr::new(IpAddr::V4(ammeter_wan::behind::HOST4), 8080),
+            Some(_) => BEHIND_PATH,
         };
         let place = Place {
             address,
@@ -624,6 +633,7 @@ impl Server {
             is_root: environment.is_root,
             tls: settings.load.tls.map(|kind| Certificate::create(kind, address.ip(), &folder.path)).transpose()?,
             http2: settings.load.http2,
+            origin: settings.has_origin().then_some(Origin::ADDRESS),
         };
         let start = settings.subject.start(&place)?;
         if !start.config.is_empty() {
@@ -710,6 +720,77 @@ impl Server {
             }
             _ => None,
         }
+    }
+}
+
+/// The address of a server at the other end of a path. In a private namespace every port is free.
+const BEHIND_PATH: SocketAddr = SocketAddr::new(IpAddr::V4(ammeter_wan::behind::HOST4), 8080);
+
+/// The server of the files that the measured server gets over the path: amped, counted as an instrument.
+struct Origin {
+    _running: Running,
+}
+
+impl Origin {
+    const ADDRESS: SocketAddr = BEHIND_PATH;
+
+    /// Its configuration: the files are in a bucket, as in an object store, whose listings are empty.
+    const CONFIG: &str = "[[site]]
+root = \"@site@\"
+route = [
+    { match = \"/bucket\", respond = \"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>\" },
+    { match = \"/bucket/**\", rewrite = \"/$1\" },
+]
+";
+
+    /// Starts it at the other end of the path, and waits for its first response.
+    ///
+    /// # Errors
+    /// It cannot be started, or does not respond in time; an interrupt.
+    fn start(
+        environment: &TestEnvironment,
+        settings: &Settings,
+        site: &Site,
+        into: &Path,
+        folder: &Folder,
+        (path, joined): (&PathBetween, &[String]),
+        stop: &Stop,
+    ) -> Result<Origin, Failure> {
+        let run = folder.path.join("origin");
+        fs::create_dir_all(&run).map_err(Failure::io(format_args!("create {}", run.display())))?;
+        let place = Place {
+            address: Origin::ADDRESS,
+            site: site.folder.clone(),
+            run: run.clone(),
+            metrics: PathBuf::new(),
+            replies: None,
+            is_root: environment.is_root,
+            tls: None,
+            http2: false,
+            origin: None,
+        };
+        let program = Subject::of(Kind::Amped).program()?.display().to_string();
+        let words = [&program, "serve", "@site@", "--listen", "@address@:@port@", "--config", "@config@"];
+        let (config, start) = (Origin::CONFIG.to_owned(), words.map(str::to_owned).to_vec());
+        let start = Subject { config, start, ..Subject::of(Kind::Command) }.start(&place)?;
+        archive::write_bytes(&run.join("config"), start.config.as_bytes())?;
+        let pin = pinned(environment.cores(&settings.cores).clients.as_deref());
+        let path = path.exec(environment, testbed::SERVER);
+        let words: Vec<String> = joined.iter().cloned().chain(pin).chain(path).chain(start.words).collect();
+        let log = into.join("origin.log");
+        let mut running = Running::start("the origin", &words, Streams::to(None, &log)?)?;
+        let begin = Instant::now();
+        while subject::ask(Origin::ADDRESS, &format!("/bucket{}", site.target)).is_none() {
+            if stop.is_stopped() {
+                return Err(interrupted());
+            }
+            if running.ended().is_some() || begin.elapsed() > START {
+                let said = fs::read_to_string(&log).unwrap_or_default();
+                return Err(Failure::failed(format!("the origin did not respond: {}", said.trim())));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(Origin { _running: running })
     }
 }
 

@@ -107,7 +107,7 @@ pub(crate) enum Template {
 }
 
 /// Placeholders that the runner fills in.
-const OWN: [&str; 15] = [
+const OWN: [&str; 16] = [
     "port",
     "address",
     "site",
@@ -123,6 +123,7 @@ const OWN: [&str; 15] = [
     "http2",
     "h2c",
     "h2c-port",
+    "origin",
 ];
 
 impl Template {
@@ -238,6 +239,8 @@ pub(crate) struct Place {
     pub(crate) tls: Option<Certificate>,
     /// Whether it is loaded with HTTP/2; without TLS, at the port that TLS would have.
     pub(crate) http2: bool,
+    /// Address of the server that it gets the files from, if there is one.
+    pub(crate) origin: Option<SocketAddr>,
 }
 
 /// Command line and configuration of a server.
@@ -277,9 +280,14 @@ pub(crate) struct Subject {
 impl Subject {
     /// Returns the null server, which needs only this program.
     pub(crate) fn null() -> Subject {
+        Subject::of(Kind::Null)
+    }
+
+    /// Returns a server of this kind, with its defaults.
+    pub(crate) fn of(kind: Kind) -> Subject {
         Subject {
-            name: "null".to_owned(),
-            kind: Kind::Null,
+            name: kind.name().to_owned(),
+            kind,
             program: None,
             start: Vec::new(),
             config: String::new(),
@@ -309,6 +317,7 @@ impl Subject {
                 "h2c" => (place.http2 && place.tls.is_none()).to_string(),
                 "tls-certificate" => place.tls.as_ref()?.chain.display().to_string(),
                 "tls-key" => place.tls.as_ref()?.key.display().to_string(),
+                "origin" => place.origin?.to_string(),
                 _ => return None,
             })
         };
@@ -328,7 +337,9 @@ impl Subject {
             kind => kind.words().to_vec(),
         };
         let mut words = vec![program];
-        for word in given {
+        // As a flag, the directory of the files would replace the root in the configuration.
+        let is_local = |word: &&str| self.kind != Kind::Amped || place.origin.is_none() || *word != "@site@";
+        for word in given.into_iter().filter(is_local) {
             words.push(places(word, value).map_err(no_value)?);
         }
         let template = self.template();
@@ -384,6 +395,11 @@ impl Subject {
                 with_tls || self.has_place("@h2c-port@")
             }
         }
+    }
+
+    /// Whether it gets the files from another server.
+    pub(crate) fn has_origin(&self) -> bool {
+        self.has_place("@origin@")
     }
 
     /// Whether its configuration or its command line has this placeholder.
@@ -578,7 +594,7 @@ mod tests {
     fn place() -> Place {
         let address = "127.0.0.1:8080".parse().unwrap();
         let (site, run, metrics, replies) = ("/s".into(), "/r".into(), "/m".into(), Some("/replies".into()));
-        Place { address, site, run, metrics, replies, is_root: true, tls: None, http2: false }
+        Place { address, site, run, metrics, replies, is_root: true, tls: None, http2: false, origin: None }
     }
 
     #[test]

@@ -44,6 +44,8 @@ pub(crate) struct Evidence<'a> {
     /// Connections on the server's side between established and completely answered, counted repeatedly from
     /// the start of the load to the last response. Each count comes with the seconds since the one before.
     pub(crate) in_flight: &'a [(f64, f64)],
+    /// Whether others than the clients of the load have connections there: additional clients, or the server itself to an origin.
+    pub(crate) has_other_connections: bool,
     /// The router's verdict on itself; `None` without a router.
     pub(crate) path: Option<&'a Verdict>,
     /// Exit status of the server, if it exited early.
@@ -259,6 +261,9 @@ fn little(evidence: &Evidence<'_>) -> Check {
         Step::Rate(_) if evidence.requests_per_connection != 1 => {
             check("little", None, "connections carry several requests, so the duration of each is unknown")
         }
+        Step::Rate(_) if evidence.has_other_connections => {
+            check("little", None, "connections of others than these clients are counted with theirs")
+        }
         Step::Rate(_) => {
             let counted = evidence.in_flight;
             if counted.len() < 5 {
@@ -431,6 +436,7 @@ mod tests {
             summary: &scratch,
             ticks: &ticks,
             in_flight: &in_flight,
+            has_other_connections: false,
             path: None,
             server_ended: None,
             hosts: &[],
@@ -550,6 +556,12 @@ mod tests {
         let steady = |n: f64| vec![(0.1, n); 100];
         assert_eq!((of(0.0, &steady(1.0), 2.5), of(1.0, &steady(1.0), 2.5)), (Some(false), Some(true)));
         assert_eq!((of(1.0, &steady(0.0), 2.5), of(9.0, &steady(3.0), 2.5)), (Some(false), Some(false)));
+        // With connections that no request of these clients explains, the law says nothing.
+        let (checks, ..) = with(|evidence, _| {
+            evidence.in_flight = Box::leak(steady(9.0).into_boxed_slice());
+            evidence.has_other_connections = true;
+        });
+        assert_eq!(checks.into_iter().find(|check| check.name == "little").unwrap().holds, None);
         // Rises for ten seconds and falls for ten: a mean of 100 over the ten seconds of arrivals, and 100 ms each.
         let overload: Vec<(f64, f64)> = (0..200).map(|at| (0.1, f64::from(at.min(200 - at)))).collect();
         assert_eq!((of(0.0, &overload, 100.5), of(0.0, &overload[..100], 100.5)), (Some(true), Some(false)));
