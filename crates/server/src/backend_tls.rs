@@ -24,7 +24,8 @@ use rustls::{
 use x509_cert::certificate::Certificate as X509;
 use x509_cert::der::Decode;
 
-use crate::certificate::{Certificate, Unusable, read_chain};
+use crate::certificate::Certificate;
+use crate::certified::{Unusable, read_chain};
 use crate::clock;
 use crate::transport::tls::HTTP1;
 

@@ -8,14 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::crypto::aws_lc_rs::sign::any_supported_type;
-use rustls::pki_types::pem::{Error as PemError, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
-use rustls::{Error, InconsistentKeys};
 use x509_cert::certificate::Certificate as X509;
 use x509_cert::der::Decode;
 
+use crate::certified::{Unusable, read_pair};
 use crate::ocsp::{OcspResponse, UnusableResponse};
 use crate::reread::{FileStates, Reread};
 
@@ -69,17 +66,6 @@ impl Renewal {
     }
 }
 
-/// Why a certificate cannot be used.
-#[derive(Debug)]
-pub struct Unusable {
-    /// Whether the error is in the file of the key, not in that of the chain.
-    pub is_key: bool,
-    /// The error.
-    pub message: String,
-    /// The remedy.
-    pub help: String,
-}
-
 impl Certificate {
     /// Reads a chain and its key, which must belong together, and the OCSP response if there is a file of it. A response
     /// that cannot be used is no error: most clients do not need it. `now`: since 1970.
@@ -88,11 +74,7 @@ impl Certificate {
     /// Chain or key cannot be read, or are invalid.
     pub fn read(chain: &Path, key: &Path, ocsp: Option<&Path>, now: Duration) -> Result<Certificate, Unusable> {
         let files = FileStates::new([chain, key]);
-        let certificates = read_chain(chain).map_err(|(message, help)| Unusable { is_key: false, message, help })?;
-        let unusable_key = |(message, help)| Unusable { is_key: true, message, help };
-        let private = read_key(key).map_err(unusable_key)?;
-        let mut certified =
-            certify(certificates, private).map_err(|error| unusable_key(unusable(chain, key, error)))?;
+        let mut certified = read_pair(chain, key)?;
         let ocsp = ocsp.map(|path| {
             let file = FileStates::new([path]);
             let (response, problem) = match OcspResponse::read(path, &certified.cert, chain, now) {
@@ -155,87 +137,6 @@ impl Certificate {
     /// Sends this OCSP response, or none, in new sessions.
     fn staple(&mut self, response: Option<Vec<u8>>) {
         self.certified = Arc::new(CertifiedKey { ocsp: response, ..(*self.certified).clone() });
-    }
-}
-
-/// An error and its remedy.
-pub type Problem = (String, String);
-
-/// Reads all certificates of a file.
-///
-/// # Errors
-/// It cannot be read, or contains none.
-pub fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, Problem> {
-    let chain = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    match chain {
-        Ok(chain) if chain.is_empty() => Err(not_there(path, "certificate", "-----BEGIN CERTIFICATE-----")),
-        Ok(chain) => Ok(chain),
-        Err(error) => Err(pem_problem("certificate", path, &error)),
-    }
-}
-
-fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, Problem> {
-    PrivateKeyDer::from_pem_file(path).map_err(|error| match error {
-        PemError::NoItemsFound => not_there(path, "private key", "-----BEGIN PRIVATE KEY-----"),
-        error => pem_problem("private key", path, &error),
-    })
-}
-
-fn not_there(path: &Path, what: &str, begin: &str) -> Problem {
-    let help = format!("the file must be PEM, and contain `{begin}`; an encrypted key must be decrypted first");
-    (format!("{} contains no {what}", path.display()), help)
-}
-
-/// Describes why this part of a PEM file cannot be read.
-pub fn pem_problem(what: &str, path: &Path, error: &PemError) -> Problem {
-    let (shown, reason) = (path.display(), reason(error));
-    (format!("cannot read the {what} {shown}: {reason}"), help(error, path))
-}
-
-/// Formats the reason without text that the message already has.
-fn reason(error: &PemError) -> String {
-    match error {
-        PemError::Io(error) => error.to_string(),
-        error => error.to_string(),
-    }
-}
-
-fn help(error: &PemError, path: &Path) -> String {
-    match error {
-        PemError::Io(error) if error.kind() == std::io::ErrorKind::PermissionDenied => format!(
-            "make it readable by the user that starts the server, and by `user` for reloads; see `namei -l {}`",
-            path.display()
-        ),
-        PemError::Io(_) => "correct the path; relative paths start at the directory of the main file".to_owned(),
-        _ => "the file must be PEM".to_owned(),
-    }
-}
-
-/// Joins a chain and its key, which must belong together.
-fn certify(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -> Result<CertifiedKey, Error> {
-    let certified = CertifiedKey::new(chain, any_supported_type(&key)?);
-    match certified.keys_match() {
-        // The library cannot compare some kinds of keys.
-        Ok(()) | Err(Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(certified),
-        Err(error) => Err(error),
-    }
-}
-
-fn unusable(chain: &Path, key: &Path, error: Error) -> Problem {
-    let (chain, key) = (chain.display(), key.display());
-    match error {
-        Error::InconsistentKeys(_) => {
-            let help =
-                "the first certificate of the file must be the site's own, and the key the one it was issued for";
-            (format!("the private key {key} does not belong to the certificate {chain}"), help.to_owned())
-        }
-        Error::InvalidCertificate(error) => {
-            (format!("the certificate {chain} is invalid: {error}"), "have it issued again".to_owned())
-        }
-        error => {
-            let help = "use an ECDSA key (P-256, P-384), an RSA key of 2048 to 8192 bits, or Ed25519";
-            (format!("the private key {key} cannot be used: {error}"), help.to_owned())
-        }
     }
 }
 

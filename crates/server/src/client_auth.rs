@@ -17,7 +17,7 @@ use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use x509_cert::der::Decode;
 use x509_cert::name::Name;
 
-use crate::certificate::read_chain;
+use crate::certified::read_chain;
 use crate::config::settings::ClientCertificate;
 use crate::crl::{Crls, UnusableCrls, shown};
 use crate::reread::Reread;

@@ -18,7 +18,7 @@ use x509_cert::ext::Extensions;
 use x509_cert::name::Name;
 use x509_cert::time::Time;
 
-use crate::certificate::pem_problem;
+use crate::certified::pem_problem;
 use crate::elements::{Elements, explicit};
 use crate::ocsp::date;
 use crate::reread::{FileStates, Reread};

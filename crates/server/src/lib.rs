@@ -13,7 +13,7 @@
 //!    parts of a loop that do not know each other.
 //! 4. `disk`, and what passes its results to other processes and threads: `portable`, `shared_cache`, `locked`.
 //! 5. `app`: applications, whose scripts it finds through `disk`.
-//! 6. `challenges`; `transport`; `reread`, `elements`, `ocsp`, `certificate`, `crl`, `client_auth`, `tickets`, `tls_config`: TLS
+//! 6. `challenges`; `transport`; `reread`, `elements`, `ocsp`, `certified`, `certificate`, `crl`, `client_auth`, `tickets`, `tls_config`: TLS
 //!    sessions; `config_snapshot`: the current configuration, with everything opened for it.
 //! 7. `send`; `compress`, `handshakes`, `helper`, the helpers and their tasks; `message`, the messages
 //!    to a loop, also from helpers, `watch` and `heartbeat`.
@@ -33,6 +33,7 @@ pub mod arch;
 pub mod backend_tls;
 pub mod background;
 pub mod certificate;
+pub mod certified;
 pub mod challenges;
 pub mod client_auth;
 pub mod client_counts;

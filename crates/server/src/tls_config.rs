@@ -23,7 +23,8 @@ use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::{CertifiedKey, SigningKey};
 use rustls::{KeyLogFile, ServerConfig, SignatureAlgorithm};
 
-use crate::certificate::{Certificate, Renewal, Unusable};
+use crate::certificate::{Certificate, Renewal};
+use crate::certified::Unusable;
 use crate::challenges::Challenges;
 use crate::client_auth::{ClientAuth, CrlChange};
 use crate::clock;
