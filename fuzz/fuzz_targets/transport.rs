@@ -21,7 +21,7 @@ mod server {
     pub mod transport;
 }
 
-use server::transport::tls::{Buffers, Tls};
+use server::transport::tls::{Buffers, Deferral, Tls};
 use server::transport::{Received, Transport};
 use server::{clock, counters};
 
@@ -62,7 +62,7 @@ struct Session {
 }
 
 impl Session {
-    fn new(defers_hello: bool) -> Session {
+    fn new(deferral: Deferral) -> Session {
         let (server, client) = &*CONFIGS;
         let (socket, near) = UnixStream::pair().expect("sockets");
         for socket in [&socket, &near] {
@@ -78,7 +78,7 @@ impl Session {
             arrived: 0,
             is_closed: false,
             transport: Transport::new(near.into(), Some(tls), Time::START),
-            buffers: Buffers::new(defers_hello),
+            buffers: Buffers::new(deferral),
             plain: vec![0; 64 * 1024],
         }
     }
@@ -155,7 +155,12 @@ impl Session {
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Some((first, steps)) = bytes.split_first() else { return };
-    let mut session = Session::new(first % 2 == 1);
+    let deferral = match first % 8 {
+        1 | 3 => Deferral::Hello,
+        5 | 7 => Deferral::Records,
+        _ => Deferral::None,
+    };
+    let mut session = Session::new(deferral);
     for step in steps.chunks_exact(2) {
         if !session.step(step[0], step[1]) {
             return;

@@ -140,6 +140,21 @@ fn certificate_is_renewed_in_time_and_replaced_in_all_processes() {
 }
 
 #[test]
+fn key_process_gets_keys_of_new_certificates() {
+    let ca = Ca::running(24);
+    for name in ["amped", "mp"] {
+        let _ = fs::remove_dir_all(ca.state());
+        let keys = "tls.keys = \"process\"\ncontain.landlock = true";
+        let server = ca.serve(&format!("{}\n{keys}", architecture(name)), ALPN, SITE);
+        wait_until("a renewal", || count(&server, OBTAINED) >= 2);
+        for _ in 0..16 {
+            assert_eq!(ca.https("a.example", "/a").as_deref(), Ok("served"), "{name}");
+        }
+        assert_eq!(count(&server, "acme: cannot"), 0, "{}", server.said());
+    }
+}
+
+#[test]
 fn renew_and_revoke_are_carried_out() {
     let ca = Ca::running(LONG);
     let server = ca.serve("metrics.listen = \"127.0.0.1:0\"", HTTP, SITE);

@@ -49,7 +49,8 @@ pub fn has_processes() -> bool {
 /// quickly.
 const POOL: usize = 32;
 
-/// Whether the suite runs over TLS: with `AMPED_TEST_TLS=1`, all its servers have certificates, and all clients use them.
+/// Whether the suite runs over TLS: with `AMPED_TEST_TLS=1`, all its servers have certificates, and all clients use them. With
+/// `AMPED_TEST_TLS=process`, a process of its own has the keys (`tls.keys`).
 pub fn is_secure() -> bool {
     architecture().is_some() && std::env::var_os("AMPED_TEST_TLS").is_some()
 }
@@ -1248,6 +1249,10 @@ mod identity {
         // permitted ends the server.
         let contain = config.entry("contain").or_insert_with(|| toml::Table::new().into()).as_table_mut().unwrap();
         contain.entry("seccomp").or_insert_with(|| "kill".into());
+        if std::env::var_os("AMPED_TEST_TLS").is_some_and(|value| value == "process") {
+            let tls = config.entry("tls").or_insert_with(|| toml::Table::new().into()).as_table_mut().unwrap();
+            tls.entry("keys").or_insert_with(|| "process".into());
+        }
         let root = config.remove("root");
         let sites = config.entry("site").or_insert_with(|| toml::Value::Array(Vec::new())).as_array_mut().unwrap();
         if root.is_some() || sites.is_empty() {

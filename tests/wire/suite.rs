@@ -26,6 +26,7 @@ mod http2;
 mod http_backends;
 #[path = "http_backends.rs"]
 mod https_backends;
+mod keys;
 mod limits;
 mod log;
 mod messages;

@@ -27,7 +27,7 @@ use super::harness::*;
 
 /// Certificates that clients trust; each is its own authority.
 #[derive(Clone)]
-struct Trust {
+pub struct Trust {
     roots: RootCertStore,
     /// Stored sessions, shared by all clients.
     config: Option<Arc<ClientConfig>>,
@@ -39,7 +39,7 @@ impl Trust {
     }
 
     /// Writes a new certificate for these names to `NAME.pem`, and its key to `NAME.key`.
-    fn issue(&mut self, site: &Site, name: &str, algorithm: &'static rcgen::SignatureAlgorithm, hosts: &[&str]) {
+    pub fn issue(&mut self, site: &Site, name: &str, algorithm: &'static rcgen::SignatureAlgorithm, hosts: &[&str]) {
         let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
         self.issue_as(site, name, algorithm, &rcgen::CertificateParams::new(hosts).unwrap());
     }
@@ -59,7 +59,7 @@ impl Trust {
     }
 
     /// A session with the site of this name.
-    fn session(
+    pub fn session(
         &self,
         name: &str,
         provider: CryptoProvider,
@@ -74,31 +74,36 @@ impl Trust {
     }
 
     /// From now on clients share their sessions, and use this version.
-    fn store_sessions(&mut self, version: &'static SupportedProtocolVersion) {
+    pub fn store_sessions(&mut self, version: &'static SupportedProtocolVersion) {
         let provider = aws_lc_rs::default_provider().into();
         let config = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[version]).unwrap();
         self.config = Some(Arc::new(config.with_root_certificates(self.roots.clone()).with_no_client_auth()));
     }
 
-    fn connect(&self, server: &Server) -> Client {
+    pub fn connect(&self, server: &Server) -> Client {
         self.connect_as(server, &version::TLS13)
     }
 
-    fn connect_as(&self, server: &Server, version: &'static SupportedProtocolVersion) -> Client {
-        server.connect().secure(self.session("localhost", aws_lc_rs::default_provider(), version))
+    pub fn connect_as(&self, server: &Server, version: &'static SupportedProtocolVersion) -> Client {
+        self.connect_to(server, "localhost", version)
+    }
+
+    /// Connects to the site of this name.
+    pub fn connect_to(&self, server: &Server, name: &str, version: &'static SupportedProtocolVersion) -> Client {
+        server.connect().secure(self.session(name, aws_lc_rs::default_provider(), version))
     }
 
     /// Waits for the end of the handshake, and returns the certificate that the server has sent.
-    fn certificate(client: &mut Client) -> CertificateDer<'static> {
+    pub fn certificate(client: &mut Client) -> CertificateDer<'static> {
         client.get("/");
         client.tls().unwrap().peer_certificates().unwrap()[0].clone().into_owned()
     }
 }
 
-const BOTH: [&SupportedProtocolVersion; 2] = [&version::TLS12, &version::TLS13];
+pub const BOTH: [&SupportedProtocolVersion; 2] = [&version::TLS12, &version::TLS13];
 
 /// A site in a directory of its own, with its certificate beside it.
-fn place() -> (Site, Trust) {
+pub fn place() -> (Site, Trust) {
     let (site, mut trust) = (Site::new(), Trust::new());
     fs::create_dir(site.path().join("root")).unwrap();
     trust.issue(&site, "own", &rcgen::PKCS_ECDSA_P256_SHA256, &["localhost"]);
@@ -106,11 +111,11 @@ fn place() -> (Site, Trust) {
 }
 
 /// Serves it; `keys` are added at the top, `tables` to the site.
-fn serve(site: &Site, keys: &str, tables: &str) -> Server {
+pub fn serve(site: &Site, keys: &str, tables: &str) -> Server {
     Server::start(&["--config", configure(site, keys, tables).to_str().unwrap()])
 }
 
-fn configure(site: &Site, keys: &str, tables: &str) -> std::path::PathBuf {
+pub fn configure(site: &Site, keys: &str, tables: &str) -> std::path::PathBuf {
     let text = format!(
         "listen = [\"127.0.0.1:0 tls\", \"127.0.0.1:0\"]\n{keys}\n\
          [[site]]\nroot = \"root\"\ncertificate = [\"own.pem\"]\nkey = [\"own.key\"]\n{tables}\n"
@@ -119,7 +124,7 @@ fn configure(site: &Site, keys: &str, tables: &str) -> std::path::PathBuf {
 }
 
 /// The server's address without TLS, the second that it reports.
-fn plain_address(server: &Server) -> SocketAddr {
+pub fn plain_address(server: &Server) -> SocketAddr {
     server.wait_for("serving on http://");
     let said = server.said();
     let line = said.lines().find_map(|line| line.split_once("serving on http://")).expect("the address in the output");
@@ -856,7 +861,7 @@ fn place_with_rsa() -> (Site, Trust) {
 
 impl Trust {
     /// The first flight of a client.
-    fn hello(&self, version: &'static SupportedProtocolVersion) -> Vec<u8> {
+    pub fn hello(&self, version: &'static SupportedProtocolVersion) -> Vec<u8> {
         let mut hello = Vec::new();
         self.session("localhost", aws_lc_rs::default_provider(), version).write_tls(&mut hello).unwrap();
         hello
@@ -1125,6 +1130,11 @@ fn reload_loads_new_certificate_and_keeps_connections() {
 
 #[test]
 fn certificates_are_renewed_under_load_without_failed_request() {
+    renew_certificates_under_load("");
+}
+
+/// Serves with these keys at the top.
+pub fn renew_certificates_under_load(keys: &str) {
     let (site, mut trust) = place();
     site.file("root/a", "a");
     // All are trusted before the first client connects.
@@ -1135,7 +1145,7 @@ fn certificates_are_renewed_under_load_without_failed_request() {
         let file = site.path().join(name).with_extension(suffix);
         fs::rename(file, site.path().join("own").with_extension(suffix)).unwrap();
     };
-    let server = serve(&site, "limits.idle_timeout = \"1h\"", "");
+    let server = serve(&site, &format!("limits.idle_timeout = \"1h\"\n{keys}"), "");
     let mut kept = trust.connect(&server);
     assert_eq!(kept.get("/a").text(), "a");
     let done = AtomicBool::new(false);

@@ -175,6 +175,11 @@ fn upgrades_under_load_fail_no_request() {
 }
 
 #[test]
+fn upgrades_with_key_process_fail_no_request() {
+    upgrade_under_load(3, "tls.keys = \"process\"");
+}
+
+#[test]
 fn idle_connection_is_answered_once_more_and_closed() {
     let place = Place::new();
     let mut server = place.start(ANY);

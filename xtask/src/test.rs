@@ -101,9 +101,15 @@ fn nextest() -> Outcome<Command> {
 const TLS_TESTS: &str = "binary(wire) and test(/^(amped|sped|mt|mp)::(files|ranges|conditions|messages|bodies|apps|limits)::/) \
      and not test(/::(ranges_are_equal|requests_may_be_split|scripts_killed|max_processes)/)";
 
+/// Those that run once more with private keys in a process of their own, except those that count descriptors: each thread that has had
+/// something signed keeps one.
+const KEY_PROCESS_TESTS: &str = "binary(wire) and test(/^mp::(files|ranges|conditions|messages|bodies|apps|limits)::/) \
+     and not test(/::(ranges_are_equal|requests_may_be_split|scripts_killed|max_processes|kills_process_group)/)";
+
 /// Runs part of the wire suite over TLS. The programs are those of the tests without it, so nothing is compiled again.
 fn tests_over_tls() -> Outcome {
-    run_command(nextest()?.args(["--filterset", TLS_TESTS]).env("AMPED_TEST_TLS", "1"))
+    run_command(nextest()?.args(["--filterset", TLS_TESTS]).env("AMPED_TEST_TLS", "1"))?;
+    run_command(nextest()?.args(["--filterset", KEY_PROCESS_TESTS]).env("AMPED_TEST_TLS", "process"))
 }
 
 /// The tests of the wire suite that run again with clients that translate to HTTP/2: those of requests and responses,

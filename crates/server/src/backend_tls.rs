@@ -27,6 +27,7 @@ use x509_cert::der::Decode;
 use crate::certificate::Certificate;
 use crate::certified::{Unusable, read_chain};
 use crate::clock;
+use crate::keys::client::KeySource;
 use crate::transport::tls::HTTP1;
 
 /// How sessions with a server begin.
@@ -88,7 +89,7 @@ impl BackendTls {
         let mut config = match keys.own {
             None => config.with_no_client_auth(),
             Some((chain, key)) => {
-                let own = Certificate::read(chain, key, None, clock::since_1970());
+                let own = Certificate::read(&KeySource::Files, chain, key, None, clock::since_1970());
                 let Certificate { certified, .. } = own.map_err(|Unusable { is_key, message, help }| {
                     unusable(Some(if is_key { "tls_key" } else { "tls_certificate" }), message, &help)
                 })?;

@@ -12,7 +12,8 @@ use rustls::sign::CertifiedKey;
 use x509_cert::certificate::Certificate as X509;
 use x509_cert::der::Decode;
 
-use crate::certified::{Unusable, read_pair};
+use crate::certified::Unusable;
+use crate::keys::client::KeySource;
 use crate::ocsp::{OcspResponse, UnusableResponse};
 use crate::reread::{FileStates, Reread};
 
@@ -27,6 +28,7 @@ pub struct Certificate {
     pub key: PathBuf,
     /// Their state when they were read.
     files: FileStates<2>,
+    source: KeySource,
     /// Its OCSP response, if a file is configured. The response in use is in `certified`.
     pub ocsp: Option<Staple>,
 }
@@ -67,14 +69,20 @@ impl Renewal {
 }
 
 impl Certificate {
-    /// Reads a chain and its key, which must belong together, and the OCSP response if there is a file of it. A response
+    /// Reads a chain and its key from `source`, and the OCSP response if there is a file of it. A response
     /// that cannot be used is no error: most clients do not need it. `now`: since 1970.
     ///
     /// # Errors
     /// Chain or key cannot be read, or are invalid.
-    pub fn read(chain: &Path, key: &Path, ocsp: Option<&Path>, now: Duration) -> Result<Certificate, Unusable> {
+    pub fn read(
+        source: &KeySource,
+        chain: &Path,
+        key: &Path,
+        ocsp: Option<&Path>,
+        now: Duration,
+    ) -> Result<Certificate, Unusable> {
         let files = FileStates::new([chain, key]);
-        let mut certified = read_pair(chain, key)?;
+        let mut certified = source.read(chain, key)?;
         let ocsp = ocsp.map(|path| {
             let file = FileStates::new([path]);
             let (response, problem) = match OcspResponse::read(path, &certified.cert, chain, now) {
@@ -85,8 +93,8 @@ impl Certificate {
             certified.ocsp = response.map(|response| response.der);
             Staple { path: path.to_owned(), file, next_update, problem }
         });
-        let (chain, key) = (chain.to_owned(), key.to_owned());
-        Ok(Certificate { certified: Arc::new(certified), chain, key, files, ocsp })
+        let (chain, key, source) = (chain.to_owned(), key.to_owned(), source.clone());
+        Ok(Certificate { certified: Arc::new(certified), chain, key, files, source, ocsp })
     }
 
     /// Returns when it ends, since 1970; `None` if it is malformed.
@@ -100,7 +108,7 @@ impl Certificate {
     pub fn reread(&mut self, when: Reread, now: Duration) -> Option<Renewal> {
         if self.files.have_changed([&self.chain, &self.key], when) {
             let ocsp = self.ocsp.as_ref().map(|ocsp| &*ocsp.path);
-            match Certificate::read(&self.chain, &self.key, ocsp, now) {
+            match Certificate::read(&self.source, &self.chain, &self.key, ocsp, now) {
                 Ok(new) if new.certified.cert != self.certified.cert => {
                     *self = new;
                     return Some(Renewal::Certificate);
@@ -170,7 +178,7 @@ mod tests {
             replace(&key, pair.serialize_pem().as_bytes());
         };
         issue(&SERIAL);
-        let mut certificate = Certificate::read(&chain, &key, Some(&ocsp), now).unwrap();
+        let mut certificate = Certificate::read(&KeySource::Files, &chain, &key, Some(&ocsp), now).unwrap();
         let problem = certificate.ocsp.as_ref().and_then(|ocsp| ocsp.problem.as_ref()).map(|problem| &*problem.message);
         assert!(problem.is_some_and(|message| message.starts_with("cannot read the OCSP response")), "{problem:?}");
         let check = |certificate: &mut Certificate, now: Duration, says: &str, response: Option<&[u8]>| {

@@ -1,5 +1,11 @@
-//! A certificate chain and its private key, read from PEM files.
+//! A certificate chain and its private key, opened and read as PEM files.
+//!
+//! Opening and reading are two steps, as two processes may do them: one that may open the key, and one that holds it (`keys`).
 
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustls::crypto::aws_lc_rs::sign::any_supported_type;
@@ -7,9 +13,18 @@ use rustls::pki_types::pem::{Error as PemError, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys};
+use serde::{Deserialize, Serialize};
+use zeroize::{Zeroize, Zeroizing};
+
+/// The open files of a chain and its key, which may be the same file.
+#[derive(Debug)]
+pub struct OpenPair {
+    chain: File,
+    key: File,
+}
 
 /// Why a certificate cannot be used.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Unusable {
     /// Whether the error is in the file of the key, not in that of the chain.
     pub is_key: bool,
@@ -19,15 +34,84 @@ pub struct Unusable {
     pub help: String,
 }
 
-/// Reads a chain and its key, which must belong together.
-///
-/// # Errors
-/// One of them cannot be read, or is invalid.
-pub fn read_pair(chain: &Path, key: &Path) -> Result<CertifiedKey, Unusable> {
-    let certificates = read_chain(chain).map_err(|(message, help)| Unusable { is_key: false, message, help })?;
-    let unusable_key = |(message, help)| Unusable { is_key: true, message, help };
-    let private = read_key(key).map_err(unusable_key)?;
-    certify(certificates, private).map_err(|error| unusable_key(unusable(chain, key, error)))
+impl OpenPair {
+    /// Opens the files of these names.
+    ///
+    /// # Errors
+    /// One of them cannot be opened.
+    pub fn open(chain: &Path, key: &Path) -> Result<OpenPair, Unusable> {
+        let open = |what: &str, path: &Path| File::open(path).map_err(|error| unreadable(what, path, error));
+        Ok(OpenPair {
+            chain: open(CHAIN, chain).map_err(Unusable::chain)?,
+            key: open(KEY, key).map_err(Unusable::key)?,
+        })
+    }
+
+    /// Returns whether these names still lead to the same files, whether or not they could be opened.
+    pub fn is_of(&self, chain: &Path, key: &Path) -> bool {
+        let is = |file: &File, path: &Path| {
+            let (Ok(file), Ok(named)) = (file.metadata(), path.metadata()) else { return false };
+            (file.dev(), file.ino()) == (named.dev(), named.ino())
+        };
+        is(&self.chain, chain) && is(&self.key, key)
+    }
+
+    /// Returns that of the descriptors that another process has sent.
+    pub fn of(chain: OwnedFd, key: OwnedFd) -> OpenPair {
+        OpenPair { chain: chain.into(), key: key.into() }
+    }
+
+    /// Returns the descriptors, for another process: of the chain, then of the key.
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.chain.as_fd(), self.key.as_fd()]
+    }
+
+    /// Reads chain and key, which must belong together. The names are those of messages.
+    ///
+    /// # Errors
+    /// One of them cannot be read, or is invalid.
+    pub fn certify(&self, chain: &Path, key: &Path) -> Result<CertifiedKey, Unusable> {
+        let text = contents(&self.chain).map_err(|error| Unusable::chain(unreadable(CHAIN, chain, error)))?;
+        let certificates = parse_chain(&text, chain).map_err(Unusable::chain)?;
+        let text = contents(&self.key).map_err(|error| Unusable::key(unreadable(KEY, key, error)))?;
+        let mut private = parse_key(&text, key).map_err(Unusable::key)?;
+        let certified = certify(certificates, &private);
+        private.zeroize();
+        certified.map_err(|error| Unusable::key(unusable(chain, key, error)))
+    }
+}
+
+impl Unusable {
+    fn chain((message, help): Problem) -> Unusable {
+        Unusable { is_key: false, message, help }
+    }
+
+    /// Returns that of a key.
+    pub fn key((message, help): Problem) -> Unusable {
+        Unusable { is_key: true, message, help }
+    }
+}
+
+/// What the two files have, in messages.
+const CHAIN: &str = "certificate";
+const KEY: &str = "private key";
+
+/// Maximum bytes that are read of a file; a chain has some thousand.
+const LENGTH_MAX: u64 = 16 << 20;
+
+/// Reads a file, which may contain a key, from its beginning: other processes that have it open may have read it before.
+fn contents(mut file: &File) -> io::Result<Zeroizing<Vec<u8>>> {
+    // With room for all of it: a vector that grows would leave copies.
+    let length = usize::try_from(file.metadata()?.len().min(LENGTH_MAX)).unwrap_or_default();
+    let mut bytes = Zeroizing::new(Vec::with_capacity(length + 1024));
+    // It fails for a pipe, which is at its beginning.
+    let _ = file.rewind();
+    file.take(LENGTH_MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn unreadable(what: &str, path: &Path, error: io::Error) -> Problem {
+    pem_problem(what, path, &PemError::Io(error))
 }
 
 /// An error and its remedy.
@@ -38,18 +122,23 @@ pub type Problem = (String, String);
 /// # Errors
 /// It cannot be read, or contains none.
 pub fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, Problem> {
-    let chain = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let text = File::open(path).and_then(|file| contents(&file));
+    parse_chain(&text.map_err(|error| unreadable(CHAIN, path, error))?, path)
+}
+
+fn parse_chain(text: &[u8], path: &Path) -> Result<Vec<CertificateDer<'static>>, Problem> {
+    let chain = CertificateDer::pem_slice_iter(text).collect::<Result<Vec<_>, _>>();
     match chain {
-        Ok(chain) if chain.is_empty() => Err(not_there(path, "certificate", "-----BEGIN CERTIFICATE-----")),
+        Ok(chain) if chain.is_empty() => Err(not_there(path, CHAIN, "-----BEGIN CERTIFICATE-----")),
         Ok(chain) => Ok(chain),
-        Err(error) => Err(pem_problem("certificate", path, &error)),
+        Err(error) => Err(pem_problem(CHAIN, path, &error)),
     }
 }
 
-fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, Problem> {
-    PrivateKeyDer::from_pem_file(path).map_err(|error| match error {
-        PemError::NoItemsFound => not_there(path, "private key", "-----BEGIN PRIVATE KEY-----"),
-        error => pem_problem("private key", path, &error),
+fn parse_key(text: &[u8], path: &Path) -> Result<PrivateKeyDer<'static>, Problem> {
+    PrivateKeyDer::from_pem_slice(text).map_err(|error| match error {
+        PemError::NoItemsFound => not_there(path, KEY, "-----BEGIN PRIVATE KEY-----"),
+        error => pem_problem(KEY, path, &error),
     })
 }
 
@@ -74,7 +163,7 @@ fn reason(error: &PemError) -> String {
 
 fn help(error: &PemError, path: &Path) -> String {
     match error {
-        PemError::Io(error) if error.kind() == std::io::ErrorKind::PermissionDenied => format!(
+        PemError::Io(error) if error.kind() == io::ErrorKind::PermissionDenied => format!(
             "make it readable by the user that starts the server, and by `user` for reloads; see `namei -l {}`",
             path.display()
         ),
@@ -84,8 +173,8 @@ fn help(error: &PemError, path: &Path) -> String {
 }
 
 /// Joins a chain and its key, which must belong together.
-fn certify(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -> Result<CertifiedKey, Error> {
-    let certified = CertifiedKey::new(chain, any_supported_type(&key)?);
+fn certify(chain: Vec<CertificateDer<'static>>, key: &PrivateKeyDer<'static>) -> Result<CertifiedKey, Error> {
+    let certified = CertifiedKey::new(chain, any_supported_type(key)?);
     match certified.keys_match() {
         // The library cannot compare some kinds of keys.
         Ok(()) | Err(Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(certified),

@@ -20,7 +20,7 @@ use amped_sys::seccomp::{self, Refusal};
 use crate::acme;
 use crate::app::launch::{Permitted, variable};
 use crate::config::Settings;
-use crate::config::settings::{AppKind, LogTarget};
+use crate::config::settings::{AppKind, KeyHolder, LogTarget};
 use crate::upgrade::Program;
 
 /// What the server needs whatever its configuration says: its own state, random numbers, time zone, and names of hosts.
@@ -81,7 +81,8 @@ impl Confinement {
             rules: Vec::new(),
             programs: programs(settings, program),
         };
-        SYSTEM.iter().chain(&AUTHORITIES).for_each(|path| files.add(path, Access::Read));
+        files.add_system();
+        AUTHORITIES.iter().for_each(|path| files.add(path, Access::Read));
         // Read again at a reload.
         let of_store = settings.store.iter().flat_map(|store| [&store.credentials_file, &store.keys.ca]).flatten();
         of_store.for_each(|path| files.add_replaceable(path, Access::Read));
@@ -100,6 +101,35 @@ impl Confinement {
         files
     }
 
+    /// Returns those of the key process.
+    pub fn of_keys(settings: &Settings) -> Confinement {
+        let mut files = Confinement {
+            limits_files: settings.contain.landlock,
+            limits_calls: settings.contain.seccomp.refusal(),
+            rules: Vec::new(),
+            programs: Permitted::default(),
+        };
+        files.add_system();
+        files.add_keys(settings);
+        files
+    }
+
+    fn add_system(&mut self) {
+        SYSTEM.iter().for_each(|path| self.add(path, Access::Read));
+    }
+
+    /// Certificates with their keys.
+    fn add_keys(&mut self, settings: &Settings) {
+        settings.site.iter().flat_map(|site| site.certificate.iter().chain(&site.key)).for_each(|path| {
+            self.add_replaceable(path, Access::Read);
+        });
+        if let Some(acme) = &settings.acme {
+            // Written by the ACME process, which is not confined.
+            self.add(&settings.tls.acme.state, Access::Read);
+            self.add(&acme.start.state, Access::Read);
+        }
+    }
+
     /// Certificates, keys and passwords.
     fn add_secrets(&mut self, settings: &Settings) {
         let tls = &settings.tls;
@@ -107,17 +137,16 @@ impl Confinement {
             self.add_replaceable(path, Access::Read);
         }
         for site in &settings.site {
-            let certificates = site.certificate.iter().chain(&site.key).chain(&site.ocsp);
             let of_apps = site.app.iter().flat_map(|app| [&app.tls_ca, &app.tls_certificate, &app.tls_key]).flatten();
-            for path in certificates.chain(of_apps).filter(|path| !path.as_os_str().is_empty()) {
+            for path in site.ocsp.iter().chain(of_apps).filter(|path| !path.as_os_str().is_empty()) {
                 self.add_replaceable(path, Access::Read);
             }
         }
         settings.accounts.iter().for_each(|path| self.add_replaceable(path, Access::Read));
-        if let Some(acme) = &settings.acme {
-            // Written by the ACME process, which is not confined.
-            self.add(&tls.acme.state, Access::Read);
-            self.add(&acme.start.state, Access::Read);
+        if tls.keys == KeyHolder::Server {
+            self.add_keys(settings);
+        }
+        if settings.acme.is_some() {
             tls.acme.directory_ca.iter().for_each(|path| self.add_replaceable(path, Access::Read));
         }
     }

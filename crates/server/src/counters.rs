@@ -213,6 +213,8 @@ pub struct FailureCounts {
     pub timeout: u64,
     /// The client has left, or the server has stopped.
     pub closed: u64,
+    /// The key process has not signed.
+    pub key: u64,
 }
 
 /// The parameters of a TLS session.
@@ -281,6 +283,7 @@ pub enum HandshakeFailure {
     Plain,
     Timeout,
     Closed,
+    Key,
 }
 
 impl TlsCounts {
@@ -313,6 +316,7 @@ impl TlsCounts {
             HandshakeFailure::Plain => &mut failures.plain,
             HandshakeFailure::Timeout => &mut failures.timeout,
             HandshakeFailure::Closed => &mut failures.closed,
+            HandshakeFailure::Key => &mut failures.key,
         } += 1;
     }
 }
@@ -593,6 +597,7 @@ figures! {
     tls.failures.plain: Counter Things "tls_failures" "reason=\"plain\"" "TLS handshakes that were not completed.",
     tls.failures.timeout: Counter Things "tls_failures" "reason=\"timeout\"" "TLS handshakes that were not completed.",
     tls.failures.closed: Counter Things "tls_failures" "reason=\"closed\"" "TLS handshakes that were not completed.",
+    tls.failures.key: Counter Things "tls_failures" "reason=\"key\"" "TLS handshakes that were not completed.",
     compression.compressed: Counter Things "compressions" "result=\"compressed\"" "Files to compress on the fly.",
     compression.not_worth_it: Counter Things "compressions" "result=\"not_worth_it\"" "Files to compress on the fly.",
     compression.failed: Counter Things "compressions" "result=\"failed\"" "Files to compress on the fly.",

@@ -24,6 +24,8 @@ pub struct Needs {
     pub files: usize,
     /// Maximum concurrent requests to applications, and to an object store.
     pub exchanges: usize,
+    /// Private keys are in another process.
+    pub key_process: bool,
 }
 
 /// The numbers that the limit allows.
@@ -61,9 +63,11 @@ const ROOMY: usize = 64;
 /// # Errors
 /// The lowest limit that would suffice.
 pub fn share(limit: usize, needs: &Needs) -> Result<Share, usize> {
-    let own = OWN + needs.roots + needs.addresses;
+    // The sockets to the key process, and of each thread that has it sign.
+    let (keys, session) = if needs.key_process { (2, 1) } else { (0, 0) };
+    let own = OWN + keys + needs.roots + needs.addresses;
     let exchanges = EXCHANGE.saturating_mul(needs.exchanges);
-    let listening = WORKER + needs.addresses;
+    let listening = WORKER + session + needs.addresses;
     // For a worker of a pool: its connection, its files, and its script.
     let serving = 1 + IN_FLIGHT + exchanges.min(EXCHANGE);
     if needs.processes {

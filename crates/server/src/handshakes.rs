@@ -12,6 +12,8 @@
 //! The thread yields to the loops (nice 5): open connections take precedence over new ones. Both queues hold at most one
 //! session for each open connection, so they need no limit of their own. A session whose client has disconnected is
 //! dropped.
+//!
+//! If another process has the keys (`keys`), the thread does all handshakes, since it waits for each signature.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -21,6 +23,7 @@ use std::thread;
 use amped_sys::process;
 use amped_units::Time;
 
+use crate::counters::HandshakeFailure;
 use crate::mailbox::Post;
 use crate::say;
 use crate::tls_config::SignatureTime;
@@ -95,14 +98,21 @@ impl Handshakes {
         let is_for_thread = match time {
             SignatureTime::Short => false,
             SignatureTime::Medium => self.has_spare_processor,
-            SignatureTime::Long => true,
+            SignatureTime::Long | SignatureTime::Elsewhere => true,
         };
         if !is_for_thread && self.queue.is_empty() && self.may_run_in_loop(time, handshake.since) {
             return Some(handshake.session);
         }
         let job = Job { handshake, connection, time };
         if is_for_thread || self.has_spare_processor {
-            return self.submit_to_thread(job);
+            let mut handshake = self.submit_to_thread(job)?;
+            if time != SignatureTime::Elsewhere {
+                return Some(handshake.session);
+            }
+            // The loop does not wait for another process.
+            handshake.session.fail(HandshakeFailure::Key);
+            self.mailbox.post(handshake);
+            return None;
         }
         self.queue.push_back(job);
         None
@@ -140,13 +150,13 @@ impl Handshakes {
     }
 
     /// Hands over a session. Returns it if there is no thread.
-    fn submit_to_thread(&mut self, job: Job) -> Option<Box<Tls>> {
+    fn submit_to_thread(&mut self, job: Job) -> Option<Handshake> {
         if matches!(self.thread, HandshakeThread::NotStarted) {
             self.thread = self.start();
         }
         match &self.thread {
-            HandshakeThread::Running(queue) => queue.send(job).err().map(|unsent| unsent.0.handshake.session),
-            HandshakeThread::NotStarted | HandshakeThread::Failed => Some(job.handshake.session),
+            HandshakeThread::Running(queue) => queue.send(job).err().map(|unsent| unsent.0.handshake),
+            HandshakeThread::NotStarted | HandshakeThread::Failed => Some(job.handshake),
         }
     }
 
@@ -156,7 +166,10 @@ impl Handshakes {
         match thread::Builder::new().name("handshakes".to_owned()).spawn(move || work(&jobs, &*mailbox)) {
             Ok(_) => HandshakeThread::Running(queue),
             Err(error) => {
-                say!("cannot start the thread for TLS handshakes: {error}; the event loop does them");
+                say!(
+                    "cannot start the thread for TLS handshakes: {error}; the event loop does them, unless `tls.keys` is \"process\": \
+                     then they fail"
+                );
                 HandshakeThread::Failed
             }
         }
@@ -177,9 +190,8 @@ fn work(jobs: &Receiver<Job>, mailbox: &dyn Post<Handshake>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::counters::HandshakeFailure;
     use crate::mailbox::Mailbox;
-    use crate::transport::tls::{Buffers, Received};
+    use crate::transport::tls::{Buffers, Deferral, Received};
     use rustls::crypto::aws_lc_rs::default_provider;
     use rustls::pki_types::{PrivateKeyDer, ServerName};
     use rustls::server::{ClientHello, ResolvesServerCert};
@@ -224,7 +236,7 @@ mod tests {
         sender.write_all(&hello).unwrap();
         let mut session = Box::new(Tls::new(config).unwrap());
         let receiver = receiver.into();
-        let received = session.receive(&receiver, &mut [0; 65536], &mut Buffers::new(true)).unwrap();
+        let received = session.receive(&receiver, &mut [0; 65536], &mut Buffers::new(Deferral::Hello)).unwrap();
         assert_eq!(received, Received::Hello { is_drained: true });
         (session, sender, receiver)
     }
@@ -242,7 +254,7 @@ mod tests {
         assert_eq!(session.failure(), None);
         // The first byte of a nonce may be the number of a hello.
         sender.write_all(&[&[22, 3, 3, 0, 40, 1][..], &[0; 39]].concat()).unwrap();
-        assert!(session.receive(&receiver, &mut [0; 65536], &mut Buffers::new(true)).is_err());
+        assert!(session.receive(&receiver, &mut [0; 65536], &mut Buffers::new(Deferral::Hello)).is_err());
     }
 
     #[test]

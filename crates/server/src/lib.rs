@@ -13,7 +13,7 @@
 //!    parts of a loop that do not know each other.
 //! 4. `disk`, and what passes its results to other processes and threads: `portable`, `shared_cache`, `locked`.
 //! 5. `app`: applications, whose scripts it finds through `disk`.
-//! 6. `challenges`; `transport`; `reread`, `elements`, `ocsp`, `certified`, `certificate`, `crl`, `client_auth`, `tickets`, `tls_config`: TLS
+//! 6. `challenges`; `transport`; `certified`, `keys`; `reread`, `elements`, `ocsp`, `certificate`, `crl`, `client_auth`, `tickets`, `tls_config`: TLS
 //!    sessions; `config_snapshot`: the current configuration, with everything opened for it.
 //! 7. `send`; `compress`, `handshakes`, `helper`, the helpers and their tasks; `message`, the messages
 //!    to a loop, also from helpers, `watch` and `heartbeat`.
@@ -55,6 +55,7 @@ pub mod few;
 pub mod handshakes;
 pub mod heartbeat;
 pub mod helper;
+pub mod keys;
 pub mod listen;
 pub mod listings;
 pub mod locked;

@@ -54,7 +54,7 @@ fn read_start<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), Malformed
 }
 
 /// Maximum bytes of a message.
-const MESSAGE_MAX: usize = 128 * 1024;
+pub const MESSAGE_MAX: usize = 128 * 1024;
 
 /// Sends a value and descriptors as one message, on a socket that keeps the boundaries of messages.
 ///

@@ -211,6 +211,7 @@ impl Pool {
     fn run(&mut self, line: OwnedFd, slot: Option<StatsSlot>) -> ! {
         let Parts { generation, addresses, log, clock, signals, .. } = &mut self.parts;
         signals.leave_to_parent();
+        generation.settings.keys.process().iter().for_each(|keys| keys.leave_to_parent());
         // The parent has already reported a failure to lock memory.
         let _ = process::lock_program();
         let mailbox = Mailbox::new().unwrap_or_else(|error| die(&format!("cannot create a mailbox: {error}")));
@@ -294,6 +295,9 @@ impl Workers for Pool {
                     // Without it no application could be started any more; a
                     // supervisor that sees the server end restarts it.
                     die(&format!("the process manager {ending}"));
+                }
+                if self.parts.generation.settings.keys.process().is_some_and(|keys| keys.manager() == pid) {
+                    die(&format!("the key manager {ending}"));
                 }
                 continue;
             };

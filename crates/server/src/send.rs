@@ -45,15 +45,16 @@ use amped_units::Time;
 use self::file_budget::FileBudget;
 use self::frames::FrameBuffer;
 use crate::access_log::{AccessLog, Peer};
+use crate::config::Settings;
 use crate::config::optimise::Optimise;
-use crate::config::settings::{Architecture, ContentMode, Signing};
+use crate::config::settings::{Architecture, ContentMode, KeyHolder, Signing};
 use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::Negotiated;
 use crate::metrics::{Meter, Phase, Timing};
 use crate::open_file::{MappedWindows, OpenFile, WINDOW};
 use crate::residency::Residency;
 use crate::transport::Transport;
-use crate::transport::tls::{Buffers, SEALED_MAX};
+use crate::transport::tls::{Buffers, Deferral, SEALED_MAX};
 
 /// Bodies up to this size are copied after their head: one piece, one `send`. A copy of this size costs less
 /// than a second entry in the kernel's vector.
@@ -336,10 +337,14 @@ impl LogContext<'_> {
     }
 }
 
-/// Returns whether a thread answers the hellos of TLS clients.
-fn defers_hello(generation: &ConfigSnapshot) -> bool {
-    let settings = &generation.settings;
-    settings.architecture == Architecture::Amped && settings.tls.sign == Signing::Helper
+/// Returns what of the handshakes of TLS clients a thread may do, or does in any case.
+fn deferral(generation: &ConfigSnapshot) -> Deferral {
+    let Settings { file, .. } = &generation.settings;
+    match (file.architecture, file.tls.keys, file.tls.sign) {
+        (Architecture::Amped, KeyHolder::Process, _) => Deferral::Records,
+        (Architecture::Amped, KeyHolder::Server, Signing::Helper) => Deferral::Hello,
+        _ => Deferral::None,
+    }
 }
 
 /// Returns how many files the streams of HTTP/2 of a loop may have open: as many as connections of HTTP/1 could, and in a
@@ -360,7 +365,7 @@ impl Sender {
             window: vec![0; WINDOW as usize],
             frames: FrameBuffer::default(),
             files: FileBudget::new(files_max(generation)),
-            tls: Buffers::new(defers_hello(generation)),
+            tls: Buffers::new(deferral(generation)),
             sendfile_min_age: generation.settings.send.sendfile_min_age,
             uses_sendfile: generation.settings.optimise.sendfile,
             style: Style::of(&generation.settings.optimise),
@@ -386,7 +391,7 @@ impl Sender {
 
     /// Applies another configuration. Residency tests and mappings are kept.
     pub fn renew(&mut self, generation: &ConfigSnapshot) {
-        self.tls.defers_hello = defers_hello(generation);
+        self.tls.deferral = deferral(generation);
         self.files.set(files_max(generation));
         self.sendfile_min_age = generation.settings.send.sendfile_min_age;
         self.uses_sendfile = generation.settings.optimise.sendfile;

@@ -34,10 +34,11 @@ use crate::app::Apps;
 use crate::app::manager::ProcessManager;
 use crate::arch;
 use crate::arch::amped::FETCHERS_MAX;
+use crate::certified::Unusable;
 use crate::challenges::Challenges;
 use crate::client_counts::ClientCounts;
 use crate::clock::Clock;
-use crate::config::settings::{ContainSettings, HelperKind, Listen, LogTarget, MetricsSettings, form};
+use crate::config::settings::{ContainSettings, HelperKind, KeyHolder, Listen, LogTarget, MetricsSettings, form};
 use crate::config::{self, Settings, cli};
 use crate::config_snapshot::ConfigSnapshot;
 use crate::confine::{Confinement, look_up_user};
@@ -48,6 +49,8 @@ use crate::disk::{Disk, Rules};
 use crate::event_loop::{BLOCKED_MAX, Start};
 use crate::heartbeat::Heartbeat;
 use crate::helper::fork_server::{self, ForkServer};
+use crate::keys::client::{KeyProcess, KeySource};
+use crate::keys::manager;
 use crate::listen::{self, Address, HandedOver};
 use crate::locked;
 use crate::mailbox::Mailbox;
@@ -229,6 +232,13 @@ impl Server {
             }
             HelperKind::Processes | HelperKind::Threads => None,
         };
+        let whose = owner.as_ref().map(|(_, user, gid)| (user.uid, *gid));
+        // Before the key process is limited to files that are there.
+        create_acme_state(&settings, whose)?;
+        if settings.tls.keys == KeyHolder::Process {
+            let keys = start_keys(&settings, owner.as_ref())?;
+            read_certificates(&mut settings, &KeySource::Process(keys))?;
+        }
         report_unused(&inherited.handed_over, &settings);
         let mut addresses: Vec<Address> = Vec::new();
         for &Listen { address, start } in &settings.listen {
@@ -238,7 +248,6 @@ impl Server {
         }
         let target = &settings.log.access;
         let cannot_log = |error: io::Error| cannot_log(target, &error);
-        let whose = owner.as_ref().map(|(_, user, gid)| (user.uid, *gid));
         let sink = Sink::open(target, whose).map_err(cannot_log)?;
         let control = settings.control.socket.as_ref().map(|path| match inherited.take_control(path) {
             Some(listener) => Ok(Control::on(path, listener)),
@@ -252,7 +261,6 @@ impl Server {
         let exporter = exporter.transpose()?;
         let is_upgrade = inherited.predecessor.is_some();
         let segment = new_segment(&settings, is_upgrade)?.map(Arc::new);
-        create_acme_state(&settings, whose)?;
         let launcher =
             confinement.as_ref().map(|limits| start_launcher(limits, owner.as_ref(), &contain)).transpose()?;
         drop_privileges(owner.as_ref(), &contain)?;
@@ -457,6 +465,7 @@ impl Server {
                 "; the last reload failed, see the log"
             }
             Ok(acme) => {
+                self.settings().keys.process().iter().for_each(|keys| keys.commit());
                 if let Err(error) = self.renew_acme(acme, signals) {
                     say!("{}: no certificates are obtained; reload again", cannot_receive(error));
                 }
@@ -500,6 +509,7 @@ impl Server {
             ("send.residency", settings.send.residency != old.send.residency),
             ("send.content", settings.send.content != old.send.content),
             ("send.mapped_bytes", settings.send.mapped_bytes != old.send.mapped_bytes),
+            ("tls.keys", settings.tls.keys != old.tls.keys),
             ("control.socket", settings.control != old.control),
             ("optimise.pool_epoll", settings.optimise.pool_epoll != old.optimise.pool_epoll),
             ("[contain]", settings.contain != old.contain),
@@ -515,6 +525,10 @@ impl Server {
         }
         settings.workers = old.workers;
         let line = |message: String| format!("amped: {message}\n");
+        if settings.tls.keys == KeyHolder::Process {
+            let read = read_certificates(&mut settings, &old.keys);
+            read.map_err(|message| self.explain(line(message)))?;
+        }
         if let Some(confinement) = &self.confinement {
             let new = Confinement::new(&settings, self.flags.config.as_deref(), &self.program);
             confinement.admits(&new).map_err(line)?;
@@ -777,6 +791,11 @@ impl Workers for Threads {
         {
             die(&format!("the process manager {ending}"));
         }
+        if let Some(keys) = self.generation.settings.keys.process()
+            && let Some(ending) = keys.has_ended()
+        {
+            die(&format!("the key manager {ending}"));
+        }
     }
 
     fn renew(&mut self, generation: Arc<ConfigSnapshot>, addresses: Vec<Address>) -> Result<(), String> {
@@ -952,6 +971,7 @@ fn share(settings: &Settings) -> Result<Share, String> {
         helpers: if form.helpers { settings.helpers.max } else { 0 },
         helper_processes: form.helpers && settings.helpers.kind == HelperKind::Processes,
         files: settings.cache.descriptors,
+        key_process: settings.tls.keys == KeyHolder::Process,
         exchanges: settings
             .apps
             .iter()
@@ -964,6 +984,31 @@ fn share(settings: &Settings) -> Result<Share, String> {
     descriptors::share(limit, &needs).map_err(|least| {
         format!("the limit on open files is {limit}, and the server needs at least {least}: raise it (ulimit -n, LimitNOFILE=)")
     })
+}
+
+/// Starts the key process. Must be called while there is one thread.
+fn start_keys(settings: &Settings, owner: Option<&(std::ffi::CString, User, u32)>) -> Result<Arc<KeyProcess>, String> {
+    let contain = &settings.contain;
+    let give_up_rights = || {
+        drop_privileges(owner, contain)?;
+        // The server reports what is not in force.
+        Confinement::of_keys(settings).enforce().map(drop)
+    };
+    // In AMPED signatures yield to loops, as the thread that waits for them does.
+    let yields = form(settings.architecture).helpers;
+    let started = manager::start(settings.key_pairs(), yields, give_up_rights);
+    started.map_err(|error| format!("cannot start the key process: {error}"))
+}
+
+/// Reads the certificates and has their keys read, from this source.
+///
+/// # Errors
+/// A message with a remedy for each that cannot be used.
+fn read_certificates(settings: &mut Settings, source: &KeySource) -> Result<(), String> {
+    let unusable = settings.read_certificates(source);
+    let lines: Vec<String> =
+        unusable.into_iter().map(|Unusable { message, help, .. }| format!("{message}: {help}")).collect();
+    if lines.is_empty() { Ok(()) } else { Err(lines.join("\namped: ")) }
 }
 
 /// Returns the users of scripts.

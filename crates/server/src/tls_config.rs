@@ -30,6 +30,7 @@ use crate::client_auth::{ClientAuth, CrlChange};
 use crate::clock;
 use crate::config::Settings;
 use crate::crl::{self, Crl, Crls, UnusableCrls};
+use crate::keys::client::KeySource;
 use crate::metrics::{Expiry, TlsExpiries};
 use crate::ocsp::UnusableResponse;
 use crate::reread::Reread;
@@ -57,13 +58,18 @@ pub enum SignatureTime {
     Medium,
     /// RSA with more: milliseconds.
     Long,
+    /// Another process signs: its time is not known.
+    Elsewhere,
 }
 
 /// Length of the public key (SubjectPublicKeyInfo) of an RSA key with 2,048 bits and the usual exponent, bytes.
 const SHORT_RSA_KEY: usize = 294;
 
 impl SignatureTime {
-    fn of_slowest(by_site: &[Vec<Certificate>]) -> SignatureTime {
+    fn of_slowest(keys: &KeySource, by_site: &[Vec<Certificate>]) -> SignatureTime {
+        if keys.process().is_some() {
+            return SignatureTime::Elsewhere;
+        }
         let times = by_site.iter().flatten().map(|one| SignatureTime::of(&*one.certified.key));
         times.max().unwrap_or(SignatureTime::Short)
     }
@@ -258,6 +264,7 @@ struct Certificates {
     sites: Arc<Sites>,
     /// In order of preference: `by_site[site.number]`. Locked only for a lookup or a replacement.
     by_site: RwLock<Vec<Vec<Certificate>>>,
+    keys: KeySource,
     /// That of the slowest of their keys, which each handshake needs.
     signature_time: Mutex<SignatureTime>,
     /// The file of the certificate that is obtained for each site, if one is.
@@ -275,8 +282,9 @@ impl Certificates {
         let obtained = acme.map_or_else(|| vec![None; by_site.len()], |acme| acme.files.clone());
         let is_used = acme.is_some_and(|acme| acme.start.challenge == ChallengeKind::TlsAlpn01);
         let challenges = challenges.filter(|_| is_used).cloned();
-        let signature_time = Mutex::new(SignatureTime::of_slowest(&by_site));
-        Certificates { sites, by_site: RwLock::new(by_site), signature_time, obtained, challenges }
+        let signature_time = Mutex::new(SignatureTime::of_slowest(&settings.keys, &by_site));
+        let (keys, by_site) = (settings.keys.clone(), RwLock::new(by_site));
+        Certificates { sites, by_site, keys, signature_time, obtained, challenges }
     }
 
     /// Reads those whose files have changed, and drops expired OCSP responses; returns whether anything was replaced. No
@@ -295,7 +303,7 @@ impl Certificates {
             // It is written as a whole. One that cannot be used is replaced by another order.
             if let (true, Some(file)) = (own.is_empty(), file)
                 && file.exists()
-                && let Ok(certificate) = Certificate::read(file, file, None, now)
+                && let Ok(certificate) = Certificate::read(&self.keys, file, file, None, now)
             {
                 report(&certificate, Renewal::Certificate, when == Reread::WhenSettled);
                 own.push(certificate);
@@ -303,7 +311,8 @@ impl Certificates {
             }
         }
         by_site.iter_mut().for_each(|own| sort(own));
-        *self.signature_time.lock().unwrap_or_else(PoisonError::into_inner) = SignatureTime::of_slowest(&by_site);
+        *self.signature_time.lock().unwrap_or_else(PoisonError::into_inner) =
+            SignatureTime::of_slowest(&self.keys, &by_site);
         *self.by_site.write().unwrap_or_else(PoisonError::into_inner) = by_site;
         is_new
     }

@@ -12,10 +12,11 @@ use amped_acme_protocol::{ChallengeKind, NAMES_MAX, Start, Wanted};
 use super::checked::{AcmePlan, Checker};
 use super::file::File;
 use super::read::Node;
-use super::settings::{AcmeChallenge, AcmeSettings, ClientCertificate, Listen};
+use super::settings::{AcmeChallenge, AcmeSettings, ClientCertificate, KeyHolder, Listen};
 use crate::acme;
 use crate::certificate::Certificate;
 use crate::clock;
+use crate::keys::client::KeySource;
 
 /// The staging directory of Let's Encrypt.
 const STAGING: &str = "https://acme-staging-v02.api.letsencrypt.org/directory";
@@ -164,9 +165,14 @@ impl Checker<'_> {
     }
 
     /// Reads the certificate that was obtained earlier, if there is one that can be used.
-    pub(super) fn obtained_certificate(file: &Path) -> Vec<Certificate> {
-        // If it cannot be used, another one is obtained.
-        Certificate::read(file, file, None, clock::since_1970()).into_iter().collect()
+    pub(super) fn obtained_certificate(&self, file: &Path) -> Vec<Certificate> {
+        match self.read.file.tls.keys {
+            // If it cannot be used, another one is obtained.
+            KeyHolder::Server => {
+                Certificate::read(&KeySource::Files, file, file, None, clock::since_1970()).into_iter().collect()
+            }
+            KeyHolder::Process => Vec::new(),
+        }
     }
 }
 

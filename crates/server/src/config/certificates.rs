@@ -8,11 +8,12 @@ use amped_http::h1::response::HSTS;
 use super::checked::Checker;
 use super::file::SiteTable;
 use super::read::Node;
-use super::settings::{Listen, TlsSettings};
+use super::settings::{Architecture, KeyHolder, Listen, Signing, TlsSettings};
 use crate::certificate::Certificate;
 use crate::certified::Unusable;
 use crate::client_auth::{ClientAuth, UnusableAuth};
 use crate::clock;
+use crate::keys::client::KeySource;
 use crate::tickets::{TicketSecret, UnusableSecret};
 
 /// The default port of https, which URLs omit.
@@ -48,7 +49,12 @@ impl Checker<'_> {
         let now = clock::since_1970();
         let mut read = Vec::new();
         for (((chain, key), (chain_node, key_node)), ocsp) in files.zip(responses.chain(iter::repeat(None))) {
-            match Certificate::read(chain, key, ocsp, now) {
+            if self.read.file.tls.keys == KeyHolder::Process {
+                // The key process reads them.
+                self.secrets.push(("private key", key.clone(), key_node.span()));
+                continue;
+            }
+            match Certificate::read(&KeySource::Files, chain, key, ocsp, now) {
                 Ok(certificate) => {
                     self.secrets.push(("private key", key.clone(), key_node.span()));
                     read.push(certificate);
@@ -60,6 +66,16 @@ impl Checker<'_> {
             }
         }
         read
+    }
+
+    /// A loop of AMPED never waits for another process.
+    pub(super) fn key_holder(&mut self, architecture: Architecture, settings: &TlsSettings, node: Node<'_>) {
+        if (architecture, settings.sign, settings.keys) == (Architecture::Amped, Signing::Loop, KeyHolder::Process) {
+            let (place, other) = (node.get("sign").span(), (node.get("keys").span(), "the key process"));
+            let message = "`sign = \"loop\"` cannot be used with `keys = \"process\"`";
+            let help = "remove one of them: the event loop would wait for another process";
+            self.findings.against(place, other, message, help);
+        }
     }
 
     /// Reads the authorities of clients' certificates, and their CRLs.

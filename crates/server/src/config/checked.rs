@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::iter;
 use std::ops::{Deref, DerefMut, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,7 +40,11 @@ use super::settings::{
 };
 use super::types;
 use crate::certificate::Certificate;
+use crate::certified::Unusable;
 use crate::client_auth::ClientAuth;
+use crate::clock;
+use crate::keys::Pair;
+use crate::keys::client::KeySource;
 use crate::object_store::settings::{Location, StoreSettings};
 use crate::tickets::TicketSecret;
 
@@ -64,8 +69,10 @@ pub struct Settings {
     /// How each site's applications run: `apps[site.number][rule]`, with the rules of the site.
     pub apps: Vec<Vec<AppSettings>>,
     /// The certificates of each site: `certificates[site.number]`. If an address has TLS, at least one site has a
-    /// certificate, or one to obtain.
+    /// certificate, or one to obtain. With `tls.keys = "process"` there are none before [`read_certificates`](Settings::read_certificates).
     pub certificates: Vec<Vec<Certificate>>,
+    /// Where they come from.
+    pub keys: KeySource,
     /// Verifies clients' certificates, if they are requested.
     pub client_auth: Option<ClientAuth>,
     /// The secret of ticket keys, if it is in a file.
@@ -108,6 +115,40 @@ impl Deref for Settings {
 impl DerefMut for Settings {
     fn deref_mut(&mut self) -> &mut File {
         &mut self.file
+    }
+}
+
+impl Settings {
+    /// Returns the files of all certificates with their keys, and of those that are obtained.
+    pub fn key_pairs(&self) -> Vec<Pair> {
+        let own = self.site.iter().flat_map(|site| site.certificate.iter().zip(&site.key));
+        let obtained = self.acme.iter().flat_map(|acme| acme.files.iter().flatten());
+        own.map(|(chain, key)| Pair::new(chain, key)).chain(obtained.map(|file| Pair::new(file, file))).collect()
+    }
+
+    /// Reads the certificates that were left to another process, from this source. Returns those that cannot be used.
+    pub fn read_certificates(&mut self, source: &KeySource) -> Vec<Unusable> {
+        let Settings { file, certificates, acme, .. } = self;
+        let (mut unusable, now) = (Vec::new(), clock::since_1970());
+        let obtained = acme.as_ref().map_or(&[][..], |acme| &acme.files);
+        for (number, (own, site)) in certificates.iter_mut().zip(&file.site).enumerate() {
+            own.clear();
+            if let Some(file) = obtained.get(number).and_then(Option::as_deref) {
+                // If it cannot be used, another one is obtained.
+                own.extend(Certificate::read(source, file, file, None, now));
+                continue;
+            }
+            let responses = site.ocsp.iter().map(|path| Some(&**path).filter(|path| !path.as_os_str().is_empty()));
+            let files = site.certificate.iter().zip(&site.key).zip(responses.chain(iter::repeat(None)));
+            for ((chain, key), ocsp) in files {
+                match Certificate::read(source, chain, key, ocsp, now) {
+                    Ok(certificate) => own.push(certificate),
+                    Err(why) => unusable.push(why),
+                }
+            }
+        }
+        self.keys = source.clone();
+        unusable
     }
 }
 
@@ -170,6 +211,7 @@ impl Checker<'_> {
         self.spool(&mut file, root.get("spool"));
         self.control(&mut file, root.get("control"));
         self.metrics(&mut file, root.get("metrics"));
+        self.key_holder(file.architecture, &file.tls, root.get("tls"));
         let client_auth = self.client_auth(&mut file.tls, root.get("tls"));
         let ticket_secret = self.ticket_secret(&mut file.tls, root.get("tls"));
         let acme = self.acme(&mut file, root);
@@ -191,6 +233,7 @@ impl Checker<'_> {
             accounts,
             apps,
             certificates,
+            keys: KeySource::Files,
             client_auth,
             ticket_secret,
             acme,
@@ -413,13 +456,16 @@ impl Checker<'_> {
             }
             let made = self.site(site, node, &mut hosts, (rules, static_rules));
             let own = obtained.get(number).and_then(Option::as_deref);
-            certificates.push(own.map_or_else(|| self.certificates(site, node), Checker::obtained_certificate));
+            certificates.push(match own {
+                Some(file) => self.obtained_certificate(file),
+                None => self.certificates(site, node),
+            });
             let https_port = self.https_port(&file.listen, site, node);
             let hsts = self.hsts(&file.listen, site, node);
             sites.push(Site { root_names: root_names(roots.last()), aliases, https_port, hsts, ..made });
             apps.push(settings);
         }
-        let has_any = obtained.iter().any(Option::is_some) || certificates.iter().any(|own| !own.is_empty());
+        let has_any = obtained.iter().any(Option::is_some) || file.site.iter().any(|site| !site.certificate.is_empty());
         self.tls(&file.listen, has_any, root.get("listen"));
         if sites.is_empty() && !self.read.is_taken(root, &["root", "site"]) {
             match flags.config {

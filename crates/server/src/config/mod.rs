@@ -36,10 +36,13 @@ pub use types::known as known_type;
 
 use amped_core::auth::AccountError;
 
+use crate::certified::Unusable;
+use crate::keys::client::KeySource;
 use crate::object_store::Bucket;
 use crate::object_store::settings::Location;
 use crate::passwords::accounts;
 use error::{Findings, Source};
+use settings::KeyHolder;
 
 /// The whole configuration in force with these flags, as a file: `amped serve --print-config`.
 pub fn print(flags: &cli::Serve) -> Result<String, Error> {
@@ -69,7 +72,12 @@ pub fn load(flags: &cli::Serve) -> Result<Settings, Error> {
 
 /// Returns the output of `amped check`: that the file is valid, a summary, and flaws of its certificates and accounts.
 pub fn check(flags: &cli::Check) -> Result<String, Error> {
-    let settings = load(&cli::Serve { config: Some(flags.config.clone()), ..cli::Serve::default() })?;
+    let mut settings = load(&cli::Serve { config: Some(flags.config.clone()), ..cli::Serve::default() })?;
+    let mut findings = Findings::default();
+    if settings.tls.keys == KeyHolder::Process {
+        let unusable = settings.read_certificates(&KeySource::Files);
+        unusable.into_iter().for_each(|Unusable { message, help, .. }| findings.outside(message, help));
+    }
     let addresses: Vec<String> = settings.listen.iter().map(|listen| listen.to_string()).collect();
     let sites = match settings.apps.len() {
         1 => "1 site".to_owned(),
@@ -84,7 +92,6 @@ pub fn check(flags: &cli::Check) -> Result<String, Error> {
     if let Some(plan) = &settings.acme {
         summary += &acme::describe(plan, &settings.listen);
     }
-    let mut findings = Findings::default();
     if let Some(store) = &settings.store {
         let mut locations: Vec<Location> = settings.roots.iter().filter_map(|root| Location::of(root)?.ok()).collect();
         locations.sort();

@@ -356,6 +356,12 @@ impl SpoolSettings {
 pub struct TlsSettings {
     /// Where AMPED does TLS handshakes
     pub sign: Signing,
+    /// Who holds the private keys of sites; changing it requires a restart
+    ///
+    /// With `"process"` an attacker who can read the memory of processes that talk to clients finds no key: another process reads
+    /// certificates and keys, and makes the signature of each full handshake. That costs processor time for two context switches, and errors in
+    /// these files have no line of the configuration. The keys of `tls_key`, for backends, are not included.
+    pub keys: KeyHolder,
     /// CA certificates (PEM) to verify client certificates, which are then requested on all addresses with TLS
     #[schemars(example = "/etc/amped/clients.pem")]
     pub client_ca: Option<PathBuf>,
@@ -455,6 +461,17 @@ pub enum Signing {
     Helper,
     /// In the event loop, as the other architectures do
     Loop,
+}
+
+/// Who holds the private keys of sites.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum KeyHolder {
+    /// Each process that serves clients
+    #[default]
+    Server,
+    /// A process of its own, which makes the signatures of all others
+    Process,
 }
 
 /// How files are sent

@@ -10,6 +10,7 @@
 //! The client sees a record only when all of it has arrived. So records are small at first, one packet each, and grow
 //! as the client's congestion window does ([`RecordSize`]).
 
+use std::fmt;
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -23,7 +24,9 @@ use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{
     ConnectionState, EncodeError, EncodeTlsData, EncryptError, InsufficientSizeError, UnbufferedStatus, WriteTraffic,
 };
-use rustls::{CertificateError, CipherSuite, Error, HandshakeKind, PeerIncompatible, ProtocolVersion, ServerConfig};
+use rustls::{
+    CertificateError, CipherSuite, Error, HandshakeKind, OtherError, PeerIncompatible, ProtocolVersion, ServerConfig,
+};
 
 use x509_cert::Certificate;
 use x509_cert::der::Decode;
@@ -70,8 +73,8 @@ pub enum Received {
         /// The socket had no more.
         is_drained: bool,
     },
-    /// A client's hello, kept in the session: [`Tls::answer_hello`] answers it, in this or another thread. Only if
-    /// [`Buffers::defers_hello`].
+    /// A client's hello, kept in the session: [`Tls::answer_hello`] answers it, in this or another thread. Only as
+    /// [`Buffers::deferral`] says.
     Hello {
         /// The socket had no more.
         is_drained: bool,
@@ -88,6 +91,8 @@ pub struct Tls {
     unsent_at: usize,
     /// Nothing was received yet.
     is_new: bool,
+    /// A second hello, which the server had requested, was answered.
+    is_second_answered: bool,
     /// The session has failed and must not be used any more: `partial` may not be what rustls left of the input.
     failure: Option<HandshakeFailure>,
     negotiated: Option<Negotiated>,
@@ -106,14 +111,38 @@ pub struct Buffers {
     joined: Vec<u8>,
     /// The time of this turn.
     pub now: Time,
-    /// Whether a client's hello is only reported ([`Received::Hello`]).
-    pub defers_hello: bool,
+    /// What is only reported ([`Received::Hello`]).
+    pub deferral: Deferral,
+}
+
+/// A handshake failed because a key that is in another process did not sign.
+#[derive(Clone, Debug)]
+pub struct SigningFailed(pub String);
+
+impl fmt::Display for SigningFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for SigningFailed {}
+
+/// What a caller of [`Tls::receive`] leaves to [`Tls::answer_hello`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Deferral {
+    /// Nothing.
+    #[default]
+    None,
+    /// A client's hello in one record, as clients send it.
+    Hello,
+    /// Each record while a hello is expected, so that nothing a client may send makes this call sign.
+    Records,
 }
 
 impl Buffers {
     /// Creates empty buffers.
-    pub fn new(defers_hello: bool) -> Buffers {
-        Buffers { defers_hello, ..Buffers::default() }
+    pub fn new(deferral: Deferral) -> Buffers {
+        Buffers { deferral, ..Buffers::default() }
     }
 }
 
@@ -129,6 +158,7 @@ impl Tls {
             unsent: Vec::new(),
             unsent_at: 0,
             is_new: true,
+            is_second_answered: false,
             failure: None,
             negotiated: None,
             size: RecordSize::default(),
@@ -157,7 +187,12 @@ impl Tls {
             plain[..filled].copy_from_slice(&input[..filled]);
             return Ok(Received::NotTls { count: filled, is_drained });
         }
-        if buffers.defers_hello && self.expects_hello() && is_hello(&input[..filled]) {
+        let is_deferred = match buffers.deferral {
+            Deferral::None => false,
+            Deferral::Hello => self.expects_hello() && is_hello(&input[..filled]),
+            Deferral::Records => self.expects_hello() && has_record(&input[..filled]),
+        };
+        if is_deferred {
             // Nothing may follow a hello before its answer: the client does not speak TLS.
             if filled > PARTIAL_MAX {
                 return Err(io::ErrorKind::InvalidData.into());
@@ -179,17 +214,30 @@ impl Tls {
     /// Returns whether a hello is expected: the first, or the second if the server has requested one. Later, an
     /// encrypted record of TLS 1.2 may look like one.
     fn expects_hello(&self) -> bool {
-        matches!(self.session.handshake_kind(), None | Some(HandshakeKind::FullWithHelloRetryRequest))
+        match self.session.handshake_kind() {
+            None => true,
+            Some(HandshakeKind::FullWithHelloRetryRequest) => !self.is_second_answered,
+            Some(HandshakeKind::Full | HandshakeKind::Resumed) => false,
+        }
     }
 
     /// Answers the hello that [`receive`](Tls::receive) has reported; [`flush`](Tls::flush) then sends the answer, or
     /// an alert if the handshake has [failed](Tls::failure).
     pub fn answer_hello(&mut self) {
         let mut input = std::mem::take(&mut self.partial);
+        let is_second = self.session.handshake_kind() == Some(HandshakeKind::FullWithHelloRetryRequest);
+        let before = self.unsent.len();
         // No bytes of the protocol can follow before the client has this answer.
         if let Ok((_, true)) = self.process(&mut input, &mut []) {
             self.failure = Some(HandshakeFailure::Closed);
         }
+        // There is no answer if it was incomplete.
+        self.is_second_answered |= is_second && self.unsent.len() > before;
+    }
+
+    /// Ends the session without an answer.
+    pub fn fail(&mut self, why: HandshakeFailure) {
+        self.failure = Some(why);
     }
 
     /// Returns why the session must end, if it must.
@@ -410,8 +458,12 @@ fn is_hello(input: &[u8]) -> bool {
     // It may precede a second hello that the server has requested (RFC 8446, D.4).
     const CHANGE_CIPHER_SPEC: [u8; 6] = [20, 3, 3, 0, 1, 1];
     let input = input.strip_prefix(&CHANGE_CIPHER_SPEC).unwrap_or(input);
-    matches!(*input, [HANDSHAKE, _, _, high, low, CLIENT_HELLO, ..]
-        if input.len() >= 5 + usize::from(u16::from_be_bytes([high, low])))
+    matches!(*input, [HANDSHAKE, _, _, _, _, CLIENT_HELLO, ..] if has_record(input))
+}
+
+/// Returns whether this begins with a whole record (RFC 8446, 5.1).
+fn has_record(input: &[u8]) -> bool {
+    matches!(*input, [_, _, _, high, low, ..] if input.len() >= 5 + usize::from(u16::from_be_bytes([high, low])))
 }
 
 /// Returns the name of a cipher suite, and its cipher.
@@ -455,6 +507,7 @@ fn failure_of(error: &Error) -> HandshakeFailure {
         // The latter: no certificate has a signature that the client accepts.
         Error::PeerIncompatible(_) | Error::General(_) => HandshakeFailure::Parameters,
         Error::NoApplicationProtocol => HandshakeFailure::Alpn,
+        Error::Other(OtherError(error)) if error.is::<SigningFailed>() => HandshakeFailure::Key,
         Error::AlertReceived(_) => HandshakeFailure::Rejected,
         Error::NoCertificatesPresented | Error::InvalidCertificate(_) | Error::InvalidCertRevocationList(_) => {
             HandshakeFailure::Certificate
