@@ -129,6 +129,14 @@ pub fn open_beneath(root: BorrowedFd<'_>, path: &CStr, patience: Patience) -> io
     open_at(root, path, beneath(), patience)
 }
 
+/// Like [`open_beneath`], for reading and writing.
+///
+/// # Errors
+/// Those of [`open_beneath`].
+pub fn open_beneath_for_update(root: BorrowedFd<'_>, path: &CStr, patience: Patience) -> io::Result<OwnedFd> {
+    open_with(root, path, OFlags::RDWR, beneath(), patience)
+}
+
 /// Like [`open_beneath`], with another rule for resolving the name.
 pub(crate) fn open_at(
     root: BorrowedFd<'_>,
@@ -136,7 +144,17 @@ pub(crate) fn open_at(
     rule: ResolveFlags,
     patience: Patience,
 ) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    open_with(root, path, OFlags::RDONLY, rule, patience)
+}
+
+fn open_with(
+    root: BorrowedFd<'_>,
+    path: &CStr,
+    access: OFlags,
+    rule: ResolveFlags,
+    patience: Patience,
+) -> io::Result<OwnedFd> {
+    let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let resolve = resolve(patience, rule | ResolveFlags::NO_MAGICLINKS);
     // A call that may wait can get EAGAIN too: for a rename elsewhere in the tree while `..` is resolved (openat2(2)),
     // and for a file with a lease, as a Samba or NFS server takes on behalf of a client, until its holder has given it
@@ -234,6 +252,15 @@ pub fn let_go(file: impl AsFd, range: Range<u64>) -> io::Result<()> {
     length.map_or(Ok(()), |length| {
         Ok(rustix::fs::fadvise(file, range.start, Some(length), rustix::fs::Advice::DontNeed)?)
     })
+}
+
+/// Frees the disk space of a range of a file, which then reads as zeros; its size stays the same (fallocate(2)).
+///
+/// # Errors
+/// Those of fallocate(2); `Unsupported` if the file system has no holes.
+pub fn punch_hole(file: impl AsFd, range: Range<u64>) -> io::Result<()> {
+    let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    Ok(rustix::fs::fallocate(file, flags, range.start, range.end - range.start)?)
 }
 
 fn status_of(stat: &rustix::fs::Stat) -> Status {
