@@ -14,6 +14,7 @@ use amped_http::cgi;
 use amped_http::h1::request::Request;
 use amped_http::method::Method;
 use amped_http::negotiate;
+use amped_http::range;
 use amped_http::status::Status;
 use amped_http::uri::Target;
 use amped_units::Time;
@@ -23,7 +24,7 @@ use crate::auth::Verdict;
 use crate::cache::Caches;
 use crate::cache::content::Encoding;
 use crate::cache::path::{CachedEntry, LookupResult};
-use crate::event::{Answer, Trouble, VerifyWork, Work};
+use crate::event::{Answer, NameWork, Trouble, VerifyWork, Work};
 use crate::file::{Content, FileHandle, NotUnpacked};
 use crate::limits::Limits;
 use crate::listing::{ListForm, ListOrder};
@@ -268,8 +269,8 @@ fn open_step<F: FileHandle>(
             step
         }
         _ => {
-            let work = Work::Name(caches.name_work(site, path.share(), known.as_ref()));
-            Step::Ask(DiskRequest { work, stale: known })
+            let work = beginning(site, request, caches.name_work(site, path.share(), known.as_ref()));
+            Step::Ask(DiskRequest { work: Work::Name(work), stale: known })
         }
     }
 }
@@ -350,7 +351,7 @@ fn step_for_name<F: FileHandle>(
     };
     match file_reply(now, request, (site, resource, representation), contents, (caches, limits, wall)) {
         Some(reply) => Step::Reply(PreparedResponse::new(reply, outcome)),
-        None => ask_for_content(site, path, resource, representation, caches),
+        None => ask_for_content(site, path, request, resource, representation, caches),
     }
 }
 
@@ -387,6 +388,7 @@ fn file_reply<F: FileHandle>(
 fn ask_for_content<F: FileHandle>(
     site: &Site,
     path: &CleanPath<'_>,
+    request: &Request<'_>,
     resource: &Resource,
     representation: &Representation,
     caches: &mut Caches<F>,
@@ -395,7 +397,14 @@ fn ask_for_content<F: FileHandle>(
         true => caches.content_work(site, path.share(), resource, representation),
         false => caches.name_work(site, path.share(), None),
     };
-    Step::Ask(DiskRequest { work: Work::Name(work), stale: None })
+    Step::Ask(DiskRequest { work: Work::Name(beginning(site, request, work)), stale: None })
+}
+
+/// Adds which byte of the file is needed first, if it may come from an object store: a large object is fetched in parts. For others all
+/// requests of a name share one lookup.
+fn beginning(site: &Site, request: &Request<'_>, work: NameWork) -> NameWork {
+    let range = request.range.filter(|_| site.is_remote && request.method == Some(Method::Get));
+    NameWork { from: range.and_then(range::first_byte).unwrap_or(0), ..work }
 }
 
 /// Decides the next step after password verification.

@@ -157,6 +157,8 @@ pub struct NameWork {
     pub unpack: bool,
     /// The name is already resolved and only this content is missing: if it can be opened, nothing else is looked up.
     pub missing: Option<Missing>,
+    /// The first byte of the file that is needed, if it comes from an object store.
+    pub from: u64,
 }
 
 /// A file whose version is known and whose content is not cached.

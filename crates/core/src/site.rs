@@ -122,6 +122,9 @@ pub struct Site {
     pub symlinks: Symlinks,
     /// Paths that have another root; the first match applies.
     pub aliases: Vec<Alias>,
+    /// Whether an object store has some of its content.
+    #[serde(skip)]
+    pub is_remote: bool,
     /// Absolute names of the root as applications know it, for files that they name in X-Sendfile.
     #[serde(skip)]
     pub root_names: Vec<Box<[u8]>>,

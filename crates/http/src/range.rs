@@ -60,6 +60,14 @@ pub fn parse(field: &[u8], size: u64, count_max: usize) -> Ranges {
     }
 }
 
+/// Returns the first byte of the first range of a `Range` field, if that does not depend on the size of the representation.
+pub fn first_byte(field: &[u8]) -> Option<u64> {
+    match read_spec(list(strip_bytes_unit(field)?).next()?)? {
+        Spec::From { first, .. } => Some(first),
+        Spec::Last { .. } => None,
+    }
+}
+
 /// Appends the `Content-Range` of a part: `bytes 0-4/10` (RFC 9110, 14.4). The range must not be empty.
 pub fn content_range(range: &Range<u64>, size: u64, out: &mut Vec<u8>) {
     out.extend_from_slice(b"bytes ");
@@ -170,6 +178,16 @@ mod tests {
         check("bytes=10-12", 10, Ranges::Unsatisfiable);
         check("bytes=-0", 10, Ranges::Unsatisfiable);
         check("bytes=-000", 10, Ranges::Unsatisfiable);
+    }
+
+    #[test]
+    fn first_byte_is_that_of_first_range() {
+        let check = |field: &str, expected| assert_eq!(first_byte(field.as_bytes()), expected, "{field}");
+        check("bytes=7-", Some(7));
+        check("Bytes= 12-20, 0-1", Some(12));
+        for field in ["bytes=-7", "bytes=", "bytes=x-", "bytes=5-4", "lines=1-2", ""] {
+            check(field, None);
+        }
     }
 
     #[test]

@@ -81,6 +81,7 @@ mod tests {
                             variants: false,
                             unpack: false,
                             missing: None,
+                            from: 0,
                         });
                         caches.learn(Time::START, &work, Found::Absent, sites);
                     }
@@ -106,8 +107,17 @@ mod tests {
             for n in 0..2 * path_entries {
                 let path: Arc<[u8]> = format!("/{n}").into_bytes().into();
                 let (known, variants, unpack, missing) = Default::default();
-                let work =
-                    Work::Name(NameWork { generation: 0, site: 0, path, edition: 0, known, variants, unpack, missing });
+                let work = Work::Name(NameWork {
+                    generation: 0,
+                    site: 0,
+                    path,
+                    edition: 0,
+                    known,
+                    variants,
+                    unpack,
+                    missing,
+                    from: 0,
+                });
                 caches.learn(Time::START, &work, Found::Absent, &sites);
             }
             let held = caches.figures().path_entries as usize;

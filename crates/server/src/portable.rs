@@ -217,9 +217,9 @@ pub(crate) mod tests {
         let keys = prop::sample::select(vec![ListKey::Name, ListKey::Size, ListKey::Time]);
         let forms = prop::sample::select(vec![ListForm::Html, ListForm::Json]);
         prop_oneof![
-            (name(), any::<u32>(), known, any::<(bool, bool)>(), missing).prop_map(
-                |((generation, site, path), edition, known, (variants, unpack), missing)| {
-                    Work::Name(NameWork { generation, site, path, edition, known, variants, unpack, missing })
+            (name(), any::<u32>(), known, any::<(bool, bool, u64)>(), missing).prop_map(
+                |((generation, site, path), edition, known, (variants, unpack, from), missing)| {
+                    Work::Name(NameWork { generation, site, path, edition, known, variants, unpack, missing, from })
                 }
             ),
             (name(), any::<u32>(), keys, any::<bool>(), forms).prop_map(

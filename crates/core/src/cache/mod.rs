@@ -559,7 +559,7 @@ impl<F> Caches<F> {
         let variants = site.negotiation(&path).is_some();
         let site = site.number;
         let edition = self.paths.at((site, &*path), |paths| paths.edition(site, &path));
-        NameWork { generation: self.generation, site, path, edition, known, variants, unpack: false, missing }
+        NameWork { generation: self.generation, site, path, edition, known, variants, unpack: false, missing, from: 0 }
     }
 
     /// Caches the result of disk work that was requested at `requested_at`, and returns the result for the requesters.

@@ -439,7 +439,7 @@ impl Checker<'_> {
             }
             site.listing |= flags.listing;
             roots.push(self.root(dir, &mut site.root, node.get("root")));
-            let mut aliases = Vec::new();
+            let (mut aliases, first_alias) = (Vec::new(), alias_roots.len());
             for (table, node) in site.alias.iter_mut().zip(node.get("alias").elements()) {
                 // More than 65,535 sites and aliases are an error.
                 let root = u16::try_from(root_of_aliases + alias_roots.len()).unwrap_or(u16::MAX);
@@ -462,7 +462,10 @@ impl Checker<'_> {
             });
             let https_port = self.https_port(&file.listen, site, node);
             let hsts = self.hsts(&file.listen, site, node);
-            sites.push(Site { root_names: root_names(roots.last()), aliases, https_port, hsts, ..made });
+            let own_roots = roots.last().into_iter().chain(&alias_roots[first_alias..]);
+            let is_remote = own_roots.flatten().any(|root| Location::of(root).is_some());
+            let root_names = root_names(roots.last());
+            sites.push(Site { root_names, aliases, is_remote, https_port, hsts, ..made });
             apps.push(settings);
         }
         let has_any = obtained.iter().any(Option::is_some) || file.site.iter().any(|site| !site.certificate.is_empty());
@@ -696,6 +699,7 @@ impl Checker<'_> {
             symlinks: table.symlinks,
             types,
             aliases: Vec::new(),
+            is_remote: false,
             has_conditions: false, // `Sites::new` looks for them.
             conditional_fields: "".into(),
             root_names: Vec::new(), // The caller knows the roots.
