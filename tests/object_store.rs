@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
@@ -16,9 +17,12 @@ pub struct Store {
 #[derive(Default)]
 struct State {
     objects: BTreeMap<String, Object>,
-    /// Requests so far: the target, and the status of the response.
-    requests: Vec<(String, u16)>,
+    /// Requests so far: the target, the status of the response, and the range that it has.
+    requests: Vec<(String, u16, Range<usize>)>,
     fault: Fault,
+    /// Requests for ranges that begin here or later get no response until this is taken away.
+    held: Option<usize>,
+    ignores_ranges: bool,
     /// What another fault applies to: keys that contain this.
     hanging: Option<String>,
     versions: usize,
@@ -113,10 +117,33 @@ impl Store {
         self.state().hanging = part.map(str::to_owned);
     }
 
+    /// Requests for ranges that begin here or later wait for their response.
+    pub fn hold(&self, from: Option<usize>) {
+        self.state().held = from;
+    }
+
+    /// Ranges are ignored.
+    pub fn ignore_ranges(&self) {
+        self.state().ignores_ranges = true;
+    }
+
+    /// Changes the entity tag of an object.
+    pub fn tag(&self, key: &str, etag: &str) {
+        etag.clone_into(&mut self.state().objects.get_mut(key).unwrap().etag);
+    }
+
+    /// The parts of this object that responses had, in their order.
+    pub fn parts(&self, key: &str) -> Vec<Range<usize>> {
+        let target = format!("/{BUCKET}/{key}");
+        let requests = &self.state().requests;
+        let parts = requests.iter().filter(|(found, status, _)| *found == target && matches!(status, 200 | 206));
+        parts.map(|(_, _, range)| range.clone()).collect()
+    }
+
     /// Statuses of the responses to requests for this object.
     pub fn statuses(&self, key: &str) -> Vec<u16> {
         let target = format!("/{BUCKET}/{key}");
-        self.state().requests.iter().filter(|(found, _)| *found == target).map(|(_, status)| *status).collect()
+        self.state().requests.iter().filter(|(found, ..)| *found == target).map(|(_, status, _)| *status).collect()
     }
 
     /// Whether a request had a signature.
@@ -137,18 +164,28 @@ fn serve(stream: TcpStream, state: &Mutex<State>) -> Option<()> {
         let mut line = String::new();
         reader.read_line(&mut line).ok().filter(|&count| count > 0)?;
         let target = line.split(' ').nth(1)?.to_owned();
-        let mut condition = None;
+        let mut wanted = Wanted::default();
         loop {
             let mut field = String::new();
             reader.read_line(&mut field).ok().filter(|&count| count > 0)?;
             let Some((name, value)) = field.split_once(':') else { break };
-            if name.eq_ignore_ascii_case("if-none-match") {
-                condition = Some(value.trim().to_owned());
+            match &*name.to_ascii_lowercase() {
+                "if-none-match" => wanted.unless = Some(value.trim().to_owned()),
+                "if-match" => wanted.only = Some(value.trim().to_owned()),
+                "range" => {
+                    let (first, last) = value.trim().strip_prefix("bytes=")?.split_once('-')?;
+                    wanted.range = Some(first.parse().ok()?..last.parse::<usize>().ok()? + 1);
+                }
+                _ => {}
             }
             state.lock().unwrap().was_signed |= value.trim().starts_with("AWS4-HMAC-SHA256 Credential=id/");
         }
+        let start = wanted.range.as_ref().map_or(0, |range| range.start);
+        while state.lock().unwrap().held.is_some_and(|from| start >= from) {
+            thread::sleep(Duration::from_millis(2));
+        }
         let fault = state.lock().unwrap().fault;
-        let response = answer(&mut state.lock().unwrap(), &target, condition.as_deref(), fault);
+        let response = answer(&mut state.lock().unwrap(), &target, wanted, fault);
         let Some((head, body)) = response else {
             // Until the client closes the connection.
             let _ = reader.read(&mut [0]);
@@ -167,12 +204,22 @@ fn serve(stream: TcpStream, state: &Mutex<State>) -> Option<()> {
     }
 }
 
+/// The conditions and the range of a request.
+#[derive(Default)]
+struct Wanted {
+    unless: Option<String>,
+    only: Option<String>,
+    range: Option<Range<usize>>,
+}
+
 /// Returns the head and the body of a response; `None`: there is none.
-fn answer(state: &mut State, target: &str, condition: Option<&str>, fault: Fault) -> Option<(String, Vec<u8>)> {
+fn answer(state: &mut State, target: &str, wanted: Wanted, fault: Fault) -> Option<(String, Vec<u8>)> {
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let path = decode(path);
     let (bucket, key) = path.trim_start_matches('/').split_once('/').unwrap_or((path.trim_start_matches('/'), ""));
     let object = state.objects.get(key).cloned().filter(|_| query.is_empty());
+    let range = wanted.range.filter(|_| !state.ignores_ranges);
+    let mut part = 0..0;
     let hangs = state.hanging.as_ref().is_some_and(|part| key.contains(part));
     let (status, fields, body) = match object {
         _ if hangs => (0, Vec::new(), Vec::new()),
@@ -188,13 +235,24 @@ fn answer(state: &mut State, target: &str, condition: Option<&str>, fault: Fault
             let mut fields = vec![format!("ETag: {}", object.etag)];
             fields.push(format!("Last-Modified: {}", date(object.modified_seconds)));
             fields.extend(object.fields.iter().map(|(name, value)| format!("{name}: {value}")));
-            match condition == Some(&*object.etag) {
-                true => (304, fields, Vec::new()),
-                false => (200, fields, object.bytes),
+            let total = object.bytes.len();
+            match range {
+                _ if wanted.unless.is_some_and(|etag| etag == object.etag) => (304, fields, Vec::new()),
+                _ if wanted.only.is_some_and(|etag| etag != object.etag) => (412, fields, error("PreconditionFailed")),
+                None => {
+                    part = 0..total;
+                    (200, fields, object.bytes)
+                }
+                Some(range) if range.start >= total => (416, fields, error("InvalidRange")),
+                Some(range) => {
+                    part = range.start..range.end.min(total);
+                    fields.push(format!("Content-Range: bytes {}-{}/{total}", part.start, part.end - 1));
+                    (206, fields, object.bytes[part.clone()].to_vec())
+                }
             }
         }
     };
-    state.requests.push((target.to_owned(), status));
+    state.requests.push((target.to_owned(), status, part));
     if fault == Fault::Down {
         return Some((String::new(), Vec::new()));
     }

@@ -56,7 +56,7 @@ impl Moto {
         let disk = site.path().join("cache");
         fs::create_dir_all(&disk).unwrap();
         let text = format!(
-            "listen = [\"127.0.0.1:0\"]\n[object_storage]\nendpoint = \"http://{}\"\n[cache]\ndisk = {disk:?}\n[[site]]\nroot = {root:?}\nlisting = true\n",
+            "listen = [\"127.0.0.1:0\"]\n[object_storage]\nendpoint = \"http://{}\"\nwindow = \"256KiB\"\n[cache]\ndisk = {disk:?}\n[[site]]\nroot = {root:?}\nlisting = true\n",
             self.address
         );
         fs::write(&config, text).unwrap();
@@ -105,6 +105,10 @@ fn objects_of_another_store_are_served() {
     }
     let large = client.request("GET", "/large.bin", &[("Range", "bytes=2097150-")]);
     assert_eq!((large.status, &*large.body), (206, &[254, 255][..]));
+    let fetched = server.report("store_fetched_bytes");
+    assert!(fetched < 300_000, "more than its window: {fetched} bytes");
+    let large = client.get("/large.bin").body;
+    assert!(large.len() == 256 * 8192 && large.iter().enumerate().all(|(at, byte)| *byte == at as u8));
     let listing = client.request("GET", "/%C3%BC/", &[("Accept", "application/json")]).text();
     assert!(listing.contains("%41.txt") && listing.contains("~(x)!*'$,;:@.txt"), "{listing}");
     assert_eq!(client.get("/none").status, 404);

@@ -14,18 +14,18 @@ use crate::object_store::{BUCKET, Fault, Store};
 use crate::ports;
 
 /// A store, and the directory of a server's local copies.
-struct Setup {
-    store: Store,
-    site: Site,
+pub struct Setup {
+    pub store: Store,
+    pub site: Site,
 }
 
 impl Setup {
-    fn new() -> Setup {
+    pub fn new() -> Setup {
         Setup { store: Store::on(ports::listen()), site: Site::new() }
     }
 
     /// Keys of `[object_storage]`, of the site, then of `[cache]`.
-    fn serve(&self, keys: &str, of_site: &str, of_cache: &str) -> Server {
+    pub fn serve(&self, keys: &str, of_site: &str, of_cache: &str) -> Server {
         self.serve_from("http", keys, of_site, of_cache)
     }
 
@@ -51,7 +51,7 @@ impl Setup {
     }
 
     /// Files of the local copies.
-    fn files(&self) -> Vec<std::path::PathBuf> {
+    pub fn files(&self) -> Vec<std::path::PathBuf> {
         fs::read_dir(self.site.path()).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
 }
@@ -167,7 +167,7 @@ fn cold_object_causes_one_request_and_fresh_one_none() {
         clients.into_iter().map(|client| client.join().unwrap()).collect()
     });
     assert!(bodies.iter().all(|body| *body == pattern(300_000)));
-    assert_eq!(setup.store.statuses("site/a.bin"), [200]);
+    assert_eq!(setup.store.statuses("site/a.bin"), [206]);
     // Processes may look for siblings once each; then nothing is asked.
     let mut before = usize::MAX;
     wait_until("the store is left alone", || {
@@ -175,7 +175,7 @@ fn cold_object_causes_one_request_and_fresh_one_none() {
         (0..50).for_each(|_| assert_eq!(server.get("/a.bin").status, 200));
         std::mem::replace(&mut before, requests) == requests
     });
-    assert_eq!(setup.store.statuses("site/a.bin"), [200]);
+    assert_eq!(setup.store.statuses("site/a.bin"), [206]);
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn object_is_revalidated_and_replaced() {
     wait_until("revalidation", || {
         client.get("/a.txt").status == 200 && setup.store.statuses("site/a.txt").contains(&304)
     });
-    assert_eq!(setup.store.statuses("site/a.txt").iter().filter(|status| **status == 200).count(), 1);
+    assert_eq!(setup.store.statuses("site/a.txt").iter().filter(|status| **status == 206).count(), 1);
     // Other metadata of the same bytes.
     setup.store.describe("site/a.txt", &[("Content-Type", "text/b")]);
     wait_until("the new type", || client.get("/a.txt").field("Content-Type") == Some("text/b"));
@@ -216,7 +216,7 @@ fn cache_control_of_object_is_obeyed() {
     }
     wait_until("the new version", || client.get("/short").text() == "two");
     assert_eq!(client.get("/long").text(), "one");
-    assert_eq!(setup.store.statuses("site/long"), [200]);
+    assert_eq!(setup.store.statuses("site/long"), [206]);
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn stale_object_is_not_served_forever() {
     setup.store.fail(Fault::None);
     wait_until("its return", || server.get("/a.txt").text() == "a");
     // It is still there, so it was not sent again.
-    assert_eq!(setup.store.statuses("site/a.txt").iter().filter(|status| **status == 200).count(), 1);
+    assert_eq!(setup.store.statuses("site/a.txt").iter().filter(|status| **status == 206).count(), 1);
 }
 
 #[test]

@@ -34,6 +34,7 @@ mod metrics;
 mod mirror;
 mod negotiation;
 mod object_store;
+mod object_windows;
 mod pages;
 mod proxies;
 mod ranges;

@@ -117,6 +117,8 @@ fn compress(content: &Content<OpenFile>, coding: Coding) -> io::Result<Compresse
     let version = &content.version;
     let encoded = match &content.store {
         Stored::Memory(bytes) => encode(bytes, coding)?,
+        // Nobody waits for the object store for this; the next client may find all of it.
+        Stored::File(file) if !file.is_complete() => return Ok(Compressed::Failed),
         Stored::File(file) => {
             let mut bytes = Vec::with_capacity(version.size as usize);
             file.reader().take(version.size).read_to_end(&mut bytes)?;

@@ -41,7 +41,7 @@ use serde::{Deserialize, Serialize};
 use crate::listings::Listings;
 use crate::notes::Notes;
 use crate::object_store::settings::Location;
-use crate::object_store::{self, Bucket, ObjectStore};
+use crate::object_store::{self, Bucket, ObjectFile, ObjectStore, ObjectWindows};
 use crate::open_file::{MappedWindows, OpenFile, WINDOW, version_of};
 use crate::residency::Residency;
 use crate::say;
@@ -500,13 +500,14 @@ impl Disk {
             return Ok(Found::Absent);
         };
         if let Some(missing) = &work.missing
-            && let Some(opened) = self.missing(site, missing, effort)?
+            && let Some(opened) = self.missing(site, missing, work.from, effort)?
         {
             return Ok(Found::Missing(opened));
         }
         let Some(Place { root, path }) = self.place(site, &work.path, names)? else {
             return Ok(Found::Absent);
         };
+        let root = root.beginning_at(work.from);
         let Some(path) = path else {
             return Ok(Found::NeedsSlash);
         };
@@ -558,7 +559,7 @@ impl Disk {
         let status = file::status(&opened)?;
         match status.kind {
             Kind::Regular => {
-                let opened = Opening { file: opened, status, object: None };
+                let opened = Opening { file: opened, status, object: None, windows: None };
                 self.found(site, &root, path, Arc::clone(&work.path), opened, work, effort)
             }
             Kind::Directory if path.ends_with(b"/") || path.is_empty() => Ok(Found::Directory(version_of(&status))),
@@ -576,7 +577,7 @@ impl Disk {
         work: &NameWork,
         effort: Effort,
     ) -> DiskResult<Found<OpenFile>> {
-        let Tree::Objects(bucket) = root else { return Ok(Found::Absent) };
+        let Tree::Objects(bucket, _) = root else { return Ok(Found::Absent) };
         let names = self.for_names(effort);
         if path.ends_with(b"/") || path.is_empty() {
             return Ok(bucket.prefix(path, names)?.map_or(Found::Absent, Found::Directory));
@@ -761,11 +762,18 @@ impl Disk {
     }
 
     /// Returns the content of a file whose version is known; `None` if the file has been replaced or removed.
-    fn missing(&self, site: &Site, missing: &Missing, effort: Effort) -> DiskResult<Option<Opened<OpenFile>>> {
+    fn missing(
+        &self,
+        site: &Site,
+        missing: &Missing,
+        from: u64,
+        effort: Effort,
+    ) -> DiskResult<Option<Opened<OpenFile>>> {
         let names = self.for_names(effort);
         let Some(Place { root, path: Some(path) }) = self.place(site, &missing.name, names)? else {
             return Ok(None);
         };
+        let root = root.beginning_at(from);
         let version = missing.version;
         let coding = if version.is_unpacked { Coding::Gzip } else { missing.coding };
         match root.open_regular(&[path, coding.suffix().as_bytes()].concat(), names) {
@@ -814,7 +822,8 @@ impl Disk {
         Ok(Found::File { name, files, not_unpacked: None })
     }
 
-    /// Reads an open file: whole if it is small; otherwise its first window, into memory.
+    /// Reads an open file: whole if it is small; otherwise its first window, into memory. Of a large object nothing is read: its windows
+    /// are brought when they are about to be sent.
     ///
     /// Another process may be writing to the file, in one long call or in several. So it is read once it is stable, and
     /// the result is valid only if the state is the same before and after.
@@ -825,7 +834,7 @@ impl Disk {
         known: &[FileVersion],
         effort: Effort,
     ) -> DiskResult<Opened<OpenFile>> {
-        let Opening { file: opened, status, object } = opened;
+        let Opening { file: opened, status, object, windows } = opened;
         // The bytes of an object never change under the name of their file.
         let is_constant = object.is_some();
         if self.is_secret(&status, self.for_names(effort))? {
@@ -836,6 +845,10 @@ impl Disk {
         for attempt in 0_u32.. {
             if known.contains(&version) {
                 return Ok(Opened { coding, version, object, content: None });
+            }
+            if let Some(windows) = windows {
+                let file = OpenFile::of_object(opened, windows);
+                return Ok(Opened { coding, version, object, content: Some(Stored::File(file)) });
             }
             let moving_for =
                 |still| if is_constant { Duration::ZERO } else { moving_for(&version, SystemTime::now(), still) };
@@ -949,7 +962,7 @@ impl Disk {
         let Some(Place { root, path: Some(path) }) = self.place(site, &work.path, Patience::Wait)? else {
             return Ok(Found::Absent);
         };
-        if let Tree::Objects(bucket) = &root {
+        if let Tree::Objects(bucket, _) = &root {
             return list_objects(site, bucket, path, work);
         }
         let folder = if path.is_empty() { b"." } else { path };
@@ -1008,7 +1021,7 @@ impl Disk {
         }
         let (number, path) = site.place(path);
         let root = match &self.roots[usize::from(number)].bucket {
-            Some(bucket) => Tree::Objects(bucket.clone()),
+            Some(bucket) => Tree::Objects(bucket.clone(), 0),
             None => Tree::Folder(self.root(number, patience)?, links_of(site.symlinks)),
         };
         Ok(Some(Place { root, path }))
@@ -1088,8 +1101,8 @@ pub struct Script {
 enum Tree {
     /// A directory, and which links are followed there.
     Folder(Arc<OwnedFd>, Links),
-    /// Objects whose keys begin alike.
-    Objects(Bucket),
+    /// Objects whose keys begin alike, and the first byte that is needed of the one that is looked up.
+    Objects(Bucket, u64),
 }
 
 /// An open file.
@@ -1098,6 +1111,9 @@ struct Opening {
     status: file::Status,
     /// What an object store says about it, if it is the local copy of an object.
     object: Option<Arc<ObjectHead>>,
+    /// Its windows, if that is a large one. Then `status` has the size and the times of the object: those of the file change with each
+    /// window, and its bytes do not.
+    windows: Option<ObjectWindows>,
 }
 
 impl Opening {
@@ -1117,7 +1133,7 @@ impl Tree {
     fn folder(&self) -> io::Result<&Arc<OwnedFd>> {
         match self {
             Tree::Folder(folder, _) => Ok(folder),
-            Tree::Objects(_) => Err(io::ErrorKind::NotFound.into()),
+            Tree::Objects(..) => Err(io::ErrorKind::NotFound.into()),
         }
     }
 
@@ -1125,26 +1141,47 @@ impl Tree {
     fn open(&self, path: &CStr, patience: Patience) -> io::Result<OwnedFd> {
         match self {
             Tree::Folder(folder, links) => links::open(folder.as_fd(), path, *links, patience),
-            Tree::Objects(_) => Err(io::ErrorKind::NotFound.into()),
+            Tree::Objects(..) => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    /// Returns the tree with objects of which the bytes from this one on are needed first.
+    fn beginning_at(self, from: u64) -> Tree {
+        match self {
+            Tree::Objects(bucket, _) => Tree::Objects(bucket, from),
+            folder @ Tree::Folder(..) => folder,
         }
     }
 
     /// Opens a file. Returns `None` if it is not a regular one.
     fn open_regular(&self, path: &[u8], patience: Patience) -> DiskResult<Option<Opening>> {
-        self.open_file(path, patience, object_store::ABSENT)
+        let from = if let Tree::Objects(_, from) = self { *from } else { 0 };
+        self.open_file(path, patience, object_store::ABSENT, from)
     }
 
     fn open_sibling(&self, path: &[u8], patience: Patience) -> DiskResult<Option<Opening>> {
-        self.open_file(path, patience, SIBLING_ABSENT)
+        self.open_file(path, patience, SIBLING_ABSENT, 0)
     }
 
-    fn open_file(&self, path: &[u8], patience: Patience, absent_for: Duration) -> DiskResult<Option<Opening>> {
-        let (file, object) = match self {
-            Tree::Folder(..) => (self.open(&c_string(path)?, patience)?, None),
-            Tree::Objects(bucket) => bucket.open(path, patience, absent_for).map(|(file, head)| (file, Some(head)))?,
+    fn open_file(
+        &self,
+        path: &[u8],
+        patience: Patience,
+        absent_for: Duration,
+        from: u64,
+    ) -> DiskResult<Option<Opening>> {
+        let (file, object, windows) = match self {
+            Tree::Folder(..) => (self.open(&c_string(path)?, patience)?, None, None),
+            Tree::Objects(bucket, _) => {
+                let ObjectFile { file, head, windows } = bucket.open(path, patience, absent_for, from)?;
+                (file, Some(head), windows)
+            }
         };
-        let status = file::status(&file)?;
-        Ok((status.kind == Kind::Regular).then_some(Opening { file, status, object }))
+        let mut status = file::status(&file)?;
+        if let Some(windows) = windows.as_ref().map(ObjectWindows::windows) {
+            (status.size, (status.mtime_ns, status.ctime_ns)) = (windows.layout.size, windows.times_ns);
+        }
+        Ok((status.kind == Kind::Regular).then_some(Opening { file, status, object, windows }))
     }
 
     /// Returns the names in a directory, whose path ends in a slash or is empty, at least those with the stem of `start`.
@@ -1154,7 +1191,7 @@ impl Tree {
                 let folder = self.open(&c_string(if folder.is_empty() { b"." } else { folder })?, patience)?;
                 file::names(&folder)?.collect()
             }
-            Tree::Objects(bucket) => {
+            Tree::Objects(bucket, _) => {
                 // Other extensions may precede the requested ones.
                 let stem = start.iter().skip(1).position(|&byte| byte == b'.').map_or(start.len(), |dot| dot + 1);
                 bucket.names(folder, &start[..stem])

@@ -11,6 +11,7 @@
 //! they were created for, which is why both are in one file.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,9 +27,14 @@ use amped_sys::mapping::Mapping;
 use amped_units::Time;
 
 use crate::counters::MappedCounts;
+use crate::object_store::ObjectWindows;
+use crate::object_store::settings::WINDOW_STEP;
 
 /// Size of a window: the unit of reading ahead of what is sent.
 pub const WINDOW: u64 = 256 * 1024;
+
+// What is sent at a time lies in one window of an object.
+const _: () = assert!(WINDOW_STEP.is_multiple_of(WINDOW));
 
 /// A file that is open for reading.
 #[derive(Debug)]
@@ -42,6 +48,8 @@ pub struct OpenFile {
     seen: OnceLock<Box<[AtomicU64]>>,
     /// Distinguishes changes that leave the bytes unchanged from others.
     known: Box<Mutex<KnownInode>>,
+    /// The windows of a large object, of which some may be missing: they must not be read. Its bytes never change.
+    windows: Option<Box<ObjectWindows>>,
 }
 
 /// The inode of an open file, as of the last ctime change that left its bytes unchanged.
@@ -92,8 +100,52 @@ impl OpenFile {
             }
             Err(_) => (KnownInode { ctime_ns: 0, traits: Traits::default(), is_later: false }, version),
         };
+        (OpenFile::with(descriptor, known, None), version)
+    }
+
+    /// Wraps the descriptor of a large object, which is open for reading and writing.
+    pub fn of_object(descriptor: OwnedFd, windows: ObjectWindows) -> OpenFile {
+        let known = KnownInode { ctime_ns: 0, traits: Traits::default(), is_later: false };
+        OpenFile::with(descriptor, known, Some(Box::new(windows)))
+    }
+
+    fn with(descriptor: OwnedFd, known: KnownInode, windows: Option<Box<ObjectWindows>>) -> OpenFile {
         let known = Box::new(Mutex::new(known));
-        (OpenFile { descriptor: Some(descriptor), mapped: OnceLock::new(), seen: OnceLock::new(), known }, version)
+        OpenFile { descriptor: Some(descriptor), mapped: OnceLock::new(), seen: OnceLock::new(), known, windows }
+    }
+
+    /// Returns whether this byte is there, with all of its [`WINDOW`]. If not, it is in a window of an object that must be fetched first:
+    /// it reads as zero, and must not be read.
+    pub fn is_present(&self, offset: u64) -> bool {
+        self.windows.as_deref().map(ObjectWindows::windows).is_none_or(|windows| windows.is_present(windows.at(offset)))
+    }
+
+    /// Makes this byte be there, with all of its window. Waits for an object store.
+    ///
+    /// # Errors
+    /// As for [`ObjectWindows::fetch`].
+    pub fn fetch(&self, offset: u64) -> io::Result<()> {
+        self.windows.as_ref().map_or(Ok(()), |windows| windows.fetch(self, offset))
+    }
+
+    /// Returns the number of the window that has this byte, among those that are fetched at a time.
+    pub fn fetched_with(&self, offset: u64) -> u64 {
+        self.windows.as_ref().map_or(0, |windows| windows.windows().at(offset))
+    }
+
+    /// Returns the beginning of the next window, if this range extends to it and it must be fetched.
+    pub fn missing_after(&self, range: &Range<u64>) -> Option<u64> {
+        self.windows.as_ref()?.windows().missing_after(range)
+    }
+
+    /// Returns whether it has grown although its object was evicted, so that it should be closed as soon as no response needs it.
+    pub fn is_orphaned(&self) -> bool {
+        self.windows.as_ref().is_some_and(|windows| windows.is_orphaned())
+    }
+
+    /// Returns whether the object store has another version, so that what is missing will never come.
+    pub fn is_replaced(&self) -> bool {
+        self.windows.as_ref().is_some_and(|windows| windows.windows().is_replaced())
     }
 
     /// Returns whether the bytes are still those of this version, while a response is being sent. Never waits.
@@ -105,6 +157,9 @@ impl OpenFile {
     /// # Errors
     /// Those of fstat(2).
     pub fn still_has_bytes_of(&self, version: &FileVersion) -> io::Result<bool> {
+        if self.windows.is_some() {
+            return Ok(true);
+        }
         let status = file::status(self)?;
         if (status.size, status.mtime_ns) != (version.size, version.mtime_ns) {
             return Ok(false);
@@ -125,7 +180,13 @@ impl OpenFile {
         Ok(is_explained)
     }
 
-    /// Returns a reader of its bytes from the start, which waits for the disk.
+    /// Returns whether all of its bytes are there.
+    pub fn is_complete(&self) -> bool {
+        let windows = self.windows.as_deref().map(ObjectWindows::windows);
+        windows.is_none_or(|windows| (0..windows.layout.windows()).all(|window| windows.is_present(window)))
+    }
+
+    /// Returns a reader of its bytes from the start, which waits for the disk, or the object store.
     pub fn reader(&self) -> FromStart<'_> {
         FromStart { file: self, at: 0 }
     }
@@ -156,7 +217,7 @@ impl OpenFile {
     }
 }
 
-/// Reads a file from its start, however long the disk takes.
+/// Reads a file from its start, however long the disk, or the object store, takes.
 #[derive(Debug)]
 pub struct FromStart<'a> {
     file: &'a OpenFile,
@@ -165,7 +226,16 @@ pub struct FromStart<'a> {
 
 impl io::Read for FromStart<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = file::read_at(self.file, buffer, self.at, Patience::Wait)?;
+        let mut room = buffer.len();
+        if let Some(windows) = self.file.windows.as_deref().map(ObjectWindows::windows) {
+            // Behind the bytes of an object there are others.
+            let left = windows.layout.size.saturating_sub(self.at).min(WINDOW - self.at % WINDOW);
+            room = room.min(left as usize);
+            if room > 0 {
+                self.file.fetch(self.at)?;
+            }
+        }
+        let count = file::read_at(self.file, &mut buffer[..room], self.at, Patience::Wait)?;
         self.at += count as u64;
         Ok(count)
     }
@@ -181,6 +251,11 @@ impl FileHandle for OpenFile {
     /// Includes the ctime: before a response starts there is time to look up the file again, and a change is noticed
     /// even if the mtime was reset. Never waits.
     fn has_bytes_of(&self, version: &FileVersion) -> bool {
+        if self.windows.is_some() {
+            // What is missing of an evicted object is fetched into its next file.
+            let has_name = || file::status(self).is_ok_and(|status| status.links > 0);
+            return !self.is_replaced() && (has_name() || self.is_complete());
+        }
         let version = FileVersion { is_changing: false, ..*version };
         file::status(self).is_ok_and(|status| version_of(&status) == version)
     }

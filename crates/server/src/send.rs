@@ -9,7 +9,10 @@
 //! delay the others, and only windows that are in memory: others are read by a helper first. A window is sent by
 //! sendfile after its head, or in one call with it, copied through a buffer or from a mapping, depending on the key
 //! `send.content`. A head is sent when the first window after it is in memory or, if windows are not probed, its first
-//! byte was read: so a disk that fails there results in a 500.
+//! byte was read: so a disk that fails there results in a 500, and an object store in a 503.
+//!
+//! A large object of a store may be there in part (`object_store/windows`). A missing part is fetched before it is read, whatever the
+//! residency test says, and the one after it is read ahead.
 //!
 //! A file may change while it is sent. Before each call and after the last one its size and times must match the head,
 //! except for changes that leave its bytes alone ([`OpenFile::still_has_bytes_of`]); otherwise the connection is reset:
@@ -78,8 +81,15 @@ const _: () = assert!(TLS_STEP < SEALED_MAX as u64 && WINDOW.is_multiple_of(TLS_
 /// Maximum bytes of bodies in memory that are encrypted for one connection in a turn.
 const ENCRYPTED_A_TURN: u64 = WINDOWS_A_TURN * WINDOW;
 
-/// The error text when the disk fails.
-const UNREAD: &str = "cannot read the file";
+/// Why the first bytes of a body cannot be sent: the status and the text of the response that takes its place.
+type Unsendable = (Status, &'static str);
+
+/// The disk fails.
+const UNREAD: Unsendable = (Status::INTERNAL_SERVER_ERROR, "cannot read the file");
+
+/// The object store fails, or has another version.
+const UNFETCHED: Unsendable =
+    (Status::SERVICE_UNAVAILABLE, "the object cannot be fetched from its store; try again in a second");
 
 /// Maximum pieces in one call.
 const PIECES_MAX: usize = 64;
@@ -189,6 +199,17 @@ pub struct Sender {
     residency: Arc<Residency>,
     content: ContentMode,
     mapped: MappedWindows,
+    /// What was noticed about objects since the caches and helpers were last told.
+    noted: NotedObjects,
+}
+
+/// What sending notices about large objects of a store.
+#[derive(Debug, Default)]
+pub struct NotedObjects {
+    /// Windows that will be needed next and must be fetched: each by its first byte.
+    pub ahead: Vec<(Arc<Content<OpenFile>>, u64)>,
+    /// Files that were evicted, and grow: caches should not keep them open.
+    pub orphaned: Vec<FileVersion>,
 }
 
 /// Detects whether windows have recently lost pages in their middle.
@@ -376,7 +397,35 @@ impl Sender {
             residency: Arc::clone(generation.disk.residency()),
             content: generation.settings.send.content,
             mapped: generation.disk.mapped().clone(),
+            noted: NotedObjects::default(),
         }
+    }
+
+    /// Returns what was noticed about objects since the last call.
+    pub fn take_noted(&mut self) -> NotedObjects {
+        std::mem::take(&mut self.noted)
+    }
+
+    /// This range of a file is being sent: notes the window after its beginning, if it must be fetched.
+    pub(crate) fn look_ahead(&mut self, content: &Arc<Content<OpenFile>>, range: &Range<u64>) {
+        let Stored::File(file) = &content.store else { return };
+        if let Some(offset) = file.missing_after(range) {
+            self.noted.ahead.push((Arc::clone(content), offset));
+        }
+    }
+
+    /// Checks that this byte of a file is there, with all of its [`WINDOW`]; fetches it, if windows are not probed.
+    fn missing(&mut self, file: &OpenFile, version: &FileVersion, offset: u64, probes: Probes) -> Option<Missing> {
+        let missing = match probes {
+            _ if file.is_present(offset) => None,
+            _ if file.is_replaced() => Some(Missing::Failed),
+            Probes::All { .. } => Some(Missing::Awaited),
+            Probes::None => file.fetch(offset).is_err().then_some(Missing::Failed),
+        };
+        if file.is_orphaned() {
+            self.noted.orphaned.push(*version);
+        }
+        missing
     }
 
     /// Sets the time of this turn.
@@ -587,7 +636,7 @@ impl SendQueue {
                 Ok(SendOutcome::Cold(content, range)) => return Progress::Cold(content, range),
                 Ok(SendOutcome::TurnIsOver) => return Progress::Yield,
                 Ok(SendOutcome::Changed) => return Progress::Broken,
-                Ok(SendOutcome::Unread) => self.fail_front(log_context.wall, sender.style),
+                Ok(SendOutcome::Unread(why)) => self.fail_front(why, log_context.wall, sender.style),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Progress::Full,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => return Progress::Broken,
@@ -625,6 +674,7 @@ impl SendQueue {
         let (count, next) = self.gather(&mut pieces, most);
         let before = &pieces[..count];
         if let Some((content, range, end)) = &next {
+            sender.look_ahead(content, &(range.start..*end));
             // A window that is not in memory is read as a whole, even if only part of it may be sent now.
             let cold = |range: Range<u64>| {
                 let window_end = (range.start / WINDOW + 1) * WINDOW;
@@ -636,12 +686,12 @@ impl SendQueue {
                 let is_undecided = self.is_undecided();
                 match send_windows(transport, before, content, windows, sender, probes)? {
                     Window::Sent(number, count) => return Ok(SendOutcome::SentWindows(number, count)),
-                    Window::Unread if is_undecided => return Ok(SendOutcome::Unread),
+                    Window::Unread(why) if is_undecided => return Ok(SendOutcome::Unread(why)),
                     Window::Cold(range) if is_undecided => return cold(range),
                     // The data before it must still be sent.
-                    Window::Cold(_) | Window::Changed | Window::Unread if !before.is_empty() => {}
+                    Window::Cold(_) | Window::Changed | Window::Unread(_) if !before.is_empty() => {}
                     Window::Cold(range) => return cold(range),
-                    Window::Changed | Window::Unread => return Ok(SendOutcome::Changed),
+                    Window::Changed | Window::Unread(_) => return Ok(SendOutcome::Changed),
                     Window::AfterTheHead => {}
                 }
             } else if before.is_empty() {
@@ -660,11 +710,21 @@ impl SendQueue {
             && matches!((self.chunks.front(), self.chunks.get(1)), (Some(Chunk::Text(_)), Some(Chunk::File(..))))
     }
 
+    /// Replaces the first response by an error, if nothing was sent of it: the object store has failed on its first bytes. Returns whether
+    /// it did.
+    pub fn fail_undecided(&mut self, wall: &WallClock, style: Style) -> bool {
+        let is_undecided = self.is_undecided();
+        if is_undecided {
+            self.fail_front(UNFETCHED, wall, style);
+        }
+        is_undecided
+    }
+
     /// Replaces the first response, of which nothing was sent, by an error: the disk has failed on its first bytes.
-    fn fail_front(&mut self, wall: &WallClock, style: Style) {
+    fn fail_front(&mut self, (status, why): Unsendable, wall: &WallClock, style: Style) {
         let is_end = |chunk: &Chunk| matches!(chunk, Chunk::End(_));
         let Some(end) = self.chunks.iter().position(is_end) else { return };
-        let (head, body) = reply::bad_head::<OpenFile>(Status::INTERNAL_SERVER_ERROR, UNREAD, false);
+        let (head, body) = reply::bad_head::<OpenFile>(status, why, false);
         let mut text = Vec::new();
         // A `Connection` field may be left out.
         head.get().write(&mut text, &style.date(wall), Connection::Persists, None, style.alignment());
@@ -679,7 +739,7 @@ impl SendQueue {
             }
         }
         if let Some(mut record) = record {
-            record.set(Status::INTERNAL_SERVER_ERROR, record.outcome);
+            record.set(status, record.outcome);
             body.note_in(&mut record);
             record.head_bytes = head_bytes;
             self.chunks.push_front(Chunk::End(record));
@@ -838,7 +898,7 @@ enum SendOutcome {
     /// The file does not match the head.
     Changed,
     /// The disk failed on the first bytes of a response of which nothing was sent.
-    Unread,
+    Unread(Unsendable),
 }
 
 enum Window {
@@ -846,8 +906,8 @@ enum Window {
     Sent(u64, u64),
     Cold(Range<u64>),
     Changed,
-    /// The disk failed.
-    Unread,
+    /// The disk, or the object store, failed.
+    Unread(Unsendable),
     /// It is sent by sendfile, after the preceding data were sent separately.
     AfterTheHead,
 }
@@ -940,6 +1000,7 @@ impl Sender {
         let end = end.min((window.start / WINDOW + windows_max) * WINDOW);
         let mut next = window.end..end.min(window.end + WINDOW);
         while !next.is_empty()
+            && file.is_present(next.start)
             && matches!(self.method(file, version, &next, probes), SendMethod::Sendfile)
             && (probes == Probes::None || self.is_loaded(file, version, &next, &SendMethod::Sendfile))
         {
@@ -972,6 +1033,11 @@ fn send_windows(
     // Windows begin at multiples of their size, so that a range is read ahead like the whole file.
     let number = range.start / WINDOW;
     let mut window = range.start..range.end.min((number + 1) * WINDOW);
+    match sender.missing(file, version, window.start, probes) {
+        Some(Missing::Awaited) => return Ok(Window::Cold(window)),
+        Some(Missing::Failed) => return Ok(Window::Unread(UNFETCHED)),
+        None => {}
+    }
     let method = match sender.content {
         _ if transport.is_tls() => SendMethod::Copied,
         ContentMode::Mixed if range.end - range.start <= SHORT => SendMethod::Copied,
@@ -993,7 +1059,7 @@ fn send_windows(
                 sender.backoff.extend(sender.now);
                 return Ok(Window::Cold(window));
             }
-            Err(_) => return Ok(Window::Unread),
+            Err(_) => return Ok(Window::Unread(UNREAD)),
         };
         let buffer = &sender.window[..count];
         let end = window.start + count as u64;
@@ -1021,7 +1087,7 @@ fn send_windows(
     // for the first byte before the head is sent.
     let is_first = probes == Probes::None && !before.is_empty();
     if is_first && file::read_at(file, &mut [0], window.start, Patience::Wait).is_err() {
-        return Ok(Window::Unread);
+        return Ok(Window::Unread(UNREAD));
     }
     let probe = probes == Probes::All { fetched: 0 };
     if matches!(method, SendMethod::Sendfile) && !before.is_empty() {
@@ -1059,6 +1125,14 @@ fn send_windows(
         return Ok(Window::Changed);
     }
     Ok(Window::Sent(end.div_ceil(WINDOW) - number, sent as u64))
+}
+
+/// Why a byte of an object cannot be sent now.
+enum Missing {
+    /// A helper must fetch it first.
+    Awaited,
+    /// The object store has failed, or has another version.
+    Failed,
 }
 
 /// Returns whether the file is old enough for sendfile.

@@ -75,6 +75,9 @@ pub trait DiskAccess {
     /// Reads this range of a file into memory, for a lane of a connection, and notifies the worker. Returns `false` if no
     /// helper is available. Never called without [`PROBES`](DiskAccess::PROBES).
     fn warm(&mut self, requester: (Token, Lane), content: Arc<Content<OpenFile>>, range: Range<u64>) -> bool;
+
+    /// Has the window of an object fetched that has this byte, which will be needed soon, unless no helper is available.
+    fn read_ahead(&mut self, _content: Arc<Content<OpenFile>>, _offset: u64) {}
 }
 
 /// The result of [`DiskAccess::ask`].
@@ -794,9 +797,15 @@ impl<D: DiskAccess> Turn<'_, D> {
 
     /// Sends from the send queue, and notifies the connection.
     fn send(&mut self) -> Result<Sent, Dead> {
-        if matches!(self.connection.conn, Conn::Http2(_)) {
-            return self.send_streams();
-        }
+        let sent = match self.connection.conn {
+            Conn::Http2(_) => self.send_streams(),
+            Conn::Http1(_) => self.send_queued(),
+        };
+        self.note_objects();
+        sent
+    }
+
+    fn send_queued(&mut self) -> Result<Sent, Dead> {
         let Turn { connection, context, now, .. } = self;
         let has_unsent = connection.transport.has_unsent();
         let is_empty = connection.send_queue.as_ref().is_none_or(|send_queue| send_queue.is_empty());
@@ -994,6 +1003,19 @@ impl<D: DiskAccess> Turn<'_, D> {
                 Action::Control(bytes) => self.connection.outbox().put_control(&bytes),
                 _ => {}
             }
+        }
+        // Another lane may have waited for this one.
+        self.retry_lanes();
+    }
+
+    /// Has the windows of objects read ahead that will be sent next, and evicted ones closed when they are sent.
+    fn note_objects(&mut self) {
+        let noted = self.context.sender.take_noted();
+        for version in noted.orphaned {
+            self.context.shared.caches.forget_content(&version);
+        }
+        for (content, offset) in noted.ahead {
+            self.disk.read_ahead(content, offset);
         }
     }
 

@@ -598,6 +598,23 @@ impl Worker {
         self.turn(token, Some(Event::Resumed), now, disk);
     }
 
+    /// The next data of a connection cannot be fetched from an object store. If nothing was sent of the response, it becomes an error.
+    pub fn not_fetched(&mut self, (token, lane): (Token, Lane), now: Time, disk: &mut impl DiskSide) {
+        let Some(connection) = self.connections.get(token) else {
+            return;
+        };
+        let (wall, style) = (&self.context.shared.wall, self.context.sender.style());
+        let is_answered = match (lane == Lane::default(), &mut connection.send_queue, &mut connection.outbox) {
+            (true, Some(send_queue), _) => send_queue.fail_undecided(wall, style),
+            (false, _, Some(outbox)) => outbox.fail_undecided(lane, wall, style),
+            _ => false,
+        };
+        match is_answered {
+            true => self.warmed((token, lane), now, disk),
+            false => self.give_up((token, lane), now, disk),
+        }
+    }
+
     /// The next data of a connection cannot be read, and its head was sent, so the connection is reset, or the stream.
     pub fn give_up(&mut self, (token, lane): (Token, Lane), now: Time, disk: &mut impl DiskSide) {
         if lane == Lane::default() {

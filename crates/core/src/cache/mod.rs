@@ -719,6 +719,11 @@ fn site_of<'a>(work: &Work, sites: &'a Sites) -> &'a Site {
 }
 
 impl<F: FileHandle> Caches<F> {
+    /// Drops the content of a file in this state. Responses that have it continue.
+    pub fn forget_content(&mut self, version: &FileVersion) {
+        self.contents.at(version.inode, |contents| contents.invalidate(version));
+    }
+
     /// Looks up the content of a representation, if it is cached and its file is unchanged.
     pub fn content(&mut self, representation: &Representation) -> Option<Arc<Content<F>>> {
         let in_memory = representation.version.size <= self.budgets.max_content_file_bytes.0;

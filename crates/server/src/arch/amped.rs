@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use amped_core::event::{Delay, Found, Lane, Ticket, Trouble, Work};
-use amped_core::file::Content;
+use amped_core::file::{Content, FileVersion, Stored};
 use amped_core::shared_state::SharedState;
 use amped_sys::epoll::Epoll;
 use amped_units::Time;
@@ -66,6 +66,8 @@ struct Helped<H> {
     done: Vec<Done>,
     /// Lookups that helpers work on, or that are deferred.
     waiting: HashMap<Work, Waiting>,
+    /// Windows of objects that are being fetched, with those that wait for them; some are read ahead, for nobody yet.
+    fetching: HashMap<(FileVersion, u64), Vec<(Token, Lane)>>,
     /// Those of files that are being written, with the time of the next attempt; oldest first.
     deferred: VecDeque<(Time, Work)>,
     probes: ProbeCounts,
@@ -78,6 +80,17 @@ struct Waiting {
     why: Delay,
     /// May include connections that have closed. `requesters.len() <= REQUESTERS_MAX`
     requesters: Vec<(Token, Ticket)>,
+}
+
+/// Returns whether this byte of a file is in a window of an object that must be fetched first.
+fn is_missing(content: &Content<OpenFile>, offset: u64) -> bool {
+    matches!(&content.store, Stored::File(file) if !file.is_present(offset))
+}
+
+/// Returns the window that is fetched for this byte.
+fn window_of(content: &Content<OpenFile>, offset: u64) -> (FileVersion, u64) {
+    let number = if let Stored::File(file) = &content.store { file.fetched_with(offset) } else { 0 };
+    (content.version, number)
 }
 
 /// Maximum helpers of a loop that wait for an object store: they hardly use the processor.
@@ -130,7 +143,16 @@ impl<H: Helpers> DiskAccess for Helped<H> {
     }
 
     fn warm(&mut self, requester: (Token, Lane), content: Arc<Content<OpenFile>>, range: Range<u64>) -> bool {
-        self.helpers.ask(Task::Warm(requester, content, range)).is_ok()
+        match is_missing(&content, range.start) {
+            true => self.fetch(Some(requester), content, range.start),
+            false => self.helpers.ask(Task::Warm(requester, content, range)).is_ok(),
+        }
+    }
+
+    fn read_ahead(&mut self, content: Arc<Content<OpenFile>>, offset: u64) {
+        if is_missing(&content, offset) {
+            self.fetch(None, content, offset);
+        }
     }
 }
 
@@ -141,6 +163,15 @@ impl<H: Helpers> DiskSide for Helped<H> {
             Done::Changing(work) => self.defer(work, now),
             Done::Warm(token) => worker.warmed(token, now, self),
             Done::Failed(token) => worker.give_up(token, now, self),
+            Done::Fetched(content, offset, fetched) => {
+                let requesters = self.fetching.remove(&window_of(&content, offset)).unwrap_or_default();
+                for token in requesters {
+                    match fetched {
+                        Ok(()) => worker.warmed(token, now, self),
+                        Err(_) => worker.not_fetched(token, now, self),
+                    }
+                }
+            }
         }
     }
 
@@ -188,8 +219,22 @@ impl<H: Helpers> DiskSide for Helped<H> {
 impl<H: Helpers> Helped<H> {
     fn new(disk: Arc<Disk>, helpers: H, fetchers: Threads) -> Helped<H> {
         let (probes, waits) = (ProbeCounts::default(), WaitCounts::default());
-        let (waiting, deferred) = Default::default();
-        Helped { disk, helpers, fetchers, done: Vec::new(), waiting, deferred, probes, waits }
+        let (waiting, fetching, deferred) = Default::default();
+        Helped { disk, helpers, fetchers, done: Vec::new(), waiting, fetching, deferred, probes, waits }
+    }
+
+    /// Has a window of an object fetched, unless that is being done. Returns whether it is.
+    fn fetch(&mut self, requester: Option<(Token, Lane)>, content: Arc<Content<OpenFile>>, offset: u64) -> bool {
+        let window = window_of(&content, offset);
+        if let Some(requesters) = self.fetching.get_mut(&window) {
+            requesters.extend(requester);
+            return true;
+        }
+        let is_asked = self.fetchers.ask(Task::Fetch(content, offset)).is_ok();
+        if is_asked {
+            self.fetching.insert(window, requester.into_iter().collect());
+        }
+        is_asked
     }
 
     /// Gives a lookup to a helper.
@@ -257,7 +302,7 @@ mod tests {
         fn ask(&mut self, task: Task) -> Result<(), Busy> {
             match task {
                 Task::Work(_, _, effort) => self.0.push(effort),
-                Task::Warm(..) => {}
+                Task::Warm(..) | Task::Fetch(..) => {}
             }
             Ok(())
         }

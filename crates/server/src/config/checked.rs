@@ -531,7 +531,8 @@ impl Checker<'_> {
             self.findings.at(place.span(), format!("{} is not a directory", disk.display()), help);
         }
         self.secrets.push(("cache directory", disk.clone(), place.span()));
-        match StoreSettings::read(keys.clone(), disk, file.cache.disk_bytes.0, |name| std::env::var_os(name)) {
+        let bytes_max = (file.cache.disk_bytes.0, file.cache.max_content_file_bytes.0);
+        match StoreSettings::read(keys.clone(), disk, bytes_max, |name| std::env::var_os(name)) {
             Ok(settings) => {
                 let credentials = settings.credentials_file.clone();
                 let place = node.get("credentials").span();

@@ -578,6 +578,12 @@ pub struct ObjectStorageSettings {
     #[serde(with = "PositiveBytes")]
     #[default(Bytes::mib(1024))]
     pub max_object: Bytes,
+    /// Size of the parts in which larger objects are fetched, in whole 256 KiB
+    ///
+    /// The first byte is sent when the part that has it has arrived. Small parts arrive sooner, large ones need fewer requests.
+    #[serde(with = "PositiveBytes")]
+    #[default(Bytes::mib(4))]
+    pub window: Bytes,
 }
 
 /// Where the name of a bucket is in requests.

@@ -19,7 +19,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use amped_core::event::{Delay, Found, Lane, Trouble, Work};
-use amped_core::file::Content;
+use amped_core::file::{Content, Stored};
 use amped_sys::epoll::Epoll;
 use amped_units::Time;
 
@@ -70,6 +70,8 @@ pub enum Task {
     Work(Arc<Disk>, Work, Effort),
     /// Read a range of a file into memory, for the lane of a connection that sends it.
     Warm((Token, Lane), Arc<Content<OpenFile>>, Range<u64>),
+    /// Fetch the window of an object that has this byte. Only threads do so.
+    Fetch(Arc<Content<OpenFile>>, u64),
 }
 
 /// The result of a task.
@@ -83,6 +85,17 @@ pub enum Done {
     Warm((Token, Lane)),
     /// Helpers died while reading it. The loop must not try what they could not.
     Failed((Token, Lane)),
+    /// The window of an object that has this byte is there, or cannot be fetched.
+    Fetched(Arc<Content<OpenFile>>, u64, io::Result<()>),
+}
+
+/// Fetches a window of an object, in a helper. A panic is an error, as for a lookup.
+fn fetch(content: &Content<OpenFile>, offset: u64) -> io::Result<()> {
+    match &content.store {
+        Stored::File(file) => catch_unwind(AssertUnwindSafe(|| file.fetch(offset)))
+            .unwrap_or_else(|_| Err(io::Error::other("a bug in amped"))),
+        Stored::Memory(_) => Ok(()),
+    }
 }
 
 /// The queue is full.

@@ -281,6 +281,9 @@ impl Processes {
                 done.push(match task {
                     Task::Work(_, work, _) => Done::Work(work, Found::Trouble(Trouble::Failed)),
                     Task::Warm(token, ..) => Done::Failed(token),
+                    Task::Fetch(content, offset) => {
+                        Done::Fetched(content, offset, Err(io::ErrorKind::Unsupported.into()))
+                    }
                 });
             }
         }
@@ -311,7 +314,8 @@ impl Processes {
 
 impl Helpers for Processes {
     fn ask(&mut self, task: Task) -> Result<(), Busy> {
-        if self.queue.len() >= self.settings.max_queue {
+        // Processes know no object store.
+        if self.queue.len() >= self.settings.max_queue || matches!(task, Task::Fetch(..)) {
             return Err(Busy);
         }
         self.queue.push_back(Job { task, again: false });
@@ -389,6 +393,7 @@ impl Helper {
             Task::Warm(_, content, range) => {
                 self.put(&Order::Warm(range.start, range.end), vec![Attachment::Content(Arc::clone(content))]);
             }
+            Task::Fetch(..) => {}
         }
         self.job = Some(job);
         self.link.flush(epoll, number)
@@ -424,5 +429,6 @@ fn name_of(task: &Task) -> String {
         Task::Warm(_, content, range) => {
             format!("reading bytes {} to {} of inode {}", range.start, range.end, content.version.inode)
         }
+        Task::Fetch(content, offset) => format!("fetching byte {offset} of inode {}", content.version.inode),
     }
 }

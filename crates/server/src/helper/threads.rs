@@ -6,7 +6,7 @@ use std::thread;
 
 use amped_core::file::Stored;
 
-use super::{Busy, Done, Helpers, Task, perform};
+use super::{Busy, Done, Helpers, Task, fetch, perform};
 use crate::config::settings::HelperSettings;
 use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::HelperCounts;
@@ -131,6 +131,10 @@ impl Shared {
                     }
                     Done::Warm(token)
                 }
+                Task::Fetch(content, offset) => {
+                    let fetched = fetch(&content, offset);
+                    Done::Fetched(content, offset, fetched)
+                }
             };
             self.mailbox.put(Message::Done(done));
         }
@@ -187,6 +191,7 @@ mod tests {
         match task {
             Task::Work(disk, work, effort) => Task::Work(Arc::clone(disk), work.clone(), *effort),
             Task::Warm(token, content, range) => Task::Warm(*token, Arc::clone(content), range.clone()),
+            Task::Fetch(content, offset) => Task::Fetch(Arc::clone(content), *offset),
         }
     }
 

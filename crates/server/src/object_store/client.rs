@@ -4,6 +4,7 @@
 //! one is made, and `mirror` keeps what it brings.
 
 use std::io::{self, Read};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,8 +52,36 @@ pub struct Metadata {
 pub enum Answer {
     /// The object: its metadata and its length, if the store says it, and its bytes.
     Object(Metadata, Option<u64>, Body),
+    /// A part of the object.
+    Part(Part),
     /// It is still the known one.
     NotModified(Metadata),
+    /// The object ends before the requested range, as an empty one does before any.
+    OutOfRange,
+}
+
+/// A part of an object, from the beginning of the requested range to its end, or that of the object.
+#[derive(Debug)]
+pub struct Part {
+    /// The metadata of the object.
+    pub metadata: Metadata,
+    /// The range.
+    pub range: Range<u64>,
+    /// The length of the object, bytes.
+    pub total: u64,
+    /// Its bytes.
+    pub body: Body,
+}
+
+/// What is requested of an object.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted<'a> {
+    /// Nothing, if it still has this entity tag.
+    pub unless: Option<&'a str>,
+    /// Only if it still has this entity tag.
+    pub only: Option<&'a str>,
+    /// This range; a store may send all of it instead.
+    pub range: Option<Range<u64>>,
 }
 
 /// Why there is no answer.
@@ -66,12 +95,20 @@ pub enum StoreError {
     Unavailable(String),
     /// It refuses every such request until something is corrected: the message, and what to do.
     Refused(String, String),
+    /// Another version has taken the place of the known one, or none has.
+    Replaced,
     /// The object has more than the configured bytes.
     TooLarge(u64),
     /// Objects that are being fetched fill the local cache directory.
     Full,
     /// The local cache directory failed.
     Local(io::Error),
+}
+
+impl From<io::Error> for StoreError {
+    fn from(error: io::Error) -> StoreError {
+        StoreError::Local(error)
+    }
 }
 
 impl Client {
@@ -103,24 +140,34 @@ impl Client {
         Client { agent, settings }
     }
 
-    /// Requests an object, unless it still has this entity tag.
+    /// Requests an object, or a part of it.
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub fn get(&self, bucket: &str, key: &[u8], known: Option<&str>) -> Result<Answer, StoreError> {
-        let mut response = self.send(bucket, key, "", known)?;
+    pub fn get(&self, bucket: &str, key: &[u8], wanted: &Wanted<'_>) -> Result<Answer, StoreError> {
+        let mut response = self.send(bucket, key, "", wanted)?;
         let metadata = metadata(response.headers());
-        match response.status().as_u16() {
-            200 => {
-                let length = number(response.headers(), "content-length");
-                let is_chunked = response.headers().contains_key("transfer-encoding");
-                if length.is_none() && !is_chunked {
-                    // The end of such a body looks like that of a broken connection.
-                    return Err(StoreError::Unavailable("the store sends an object without its length".to_owned()));
-                }
-                Ok(Answer::Object(metadata, length, response.into_body()))
+        let length = number(response.headers(), "content-length");
+        let is_chunked = response.headers().contains_key("transfer-encoding");
+        match (response.status().as_u16(), &wanted.range) {
+            // The end of such a body looks like that of a broken connection.
+            (200 | 206, _) if length.is_none() && !is_chunked => {
+                Err(StoreError::Unavailable("the store sends an object without its length".to_owned()))
             }
-            304 => Ok(Answer::NotModified(metadata)),
+            (200, _) => Ok(Answer::Object(metadata, length, response.into_body())),
+            (206, Some(wanted)) => {
+                let range = text(response.headers(), "content-range");
+                let (range, total) = range.and_then(|text| content_range(&text)).unwrap_or_default();
+                if range != (wanted.start..wanted.end.min(total)) || range.is_empty() {
+                    return Err(StoreError::Unavailable(
+                        "the store sends another range than the requested one".to_owned(),
+                    ));
+                }
+                Ok(Answer::Part(Part { metadata, range, total, body: response.into_body() }))
+            }
+            (304, _) => Ok(Answer::NotModified(metadata)),
+            (412, _) if wanted.only.is_some() => Err(StoreError::Replaced),
+            (416, Some(_)) => Ok(Answer::OutOfRange),
             _ => Err(self.refusal(bucket, &mut response)),
         }
     }
@@ -135,7 +182,7 @@ impl Client {
         pairs.extend(token.map(|token| ("continuation-token", token.as_bytes())));
         pairs.extend([("delimiter", &b"/"[..]), ("encoding-type", b"url"), ("list-type", b"2")]);
         pairs.extend([("max-keys", max.as_bytes()), ("prefix", prefix)]);
-        let mut response = self.send(bucket, b"", &sign::query(&pairs), None)?;
+        let mut response = self.send(bucket, b"", &sign::query(&pairs), &Wanted::default())?;
         if response.status().as_u16() != 200 {
             return Err(match self.refusal(bucket, &mut response) {
                 // Of no store that speaks S3.
@@ -154,7 +201,7 @@ impl Client {
     }
 
     /// Sends a signed GET for a key of a bucket, or without a key for the bucket itself.
-    fn send(&self, bucket: &str, key: &[u8], query: &str, known: Option<&str>) -> Result<Response<Body>, StoreError> {
+    fn send(&self, bucket: &str, key: &[u8], query: &str, wanted: &Wanted<'_>) -> Result<Response<Body>, StoreError> {
         let StoreSettings { keys, credentials, scheme, authority, .. } = &*self.settings;
         let key = encode(key, false);
         let (host, path) = match keys.style {
@@ -164,8 +211,13 @@ impl Client {
         };
         let question = if query.is_empty() { "" } else { "?" };
         let mut request = self.agent.get(format!("{scheme}://{host}{path}{question}{query}"));
-        if let Some(etag) = known {
-            request = request.header("if-none-match", etag);
+        for (name, etag) in [("if-none-match", wanted.unless), ("if-match", wanted.only)] {
+            if let Some(etag) = etag {
+                request = request.header(name, etag);
+            }
+        }
+        if let Some(range) = &wanted.range {
+            request = request.header("range", format!("bytes={}-{}", range.start, range.end - 1));
         }
         if let Some(credentials) = credentials {
             let now_seconds = i64::try_from(clock::since_1970().as_secs()).unwrap_or(i64::MAX);
@@ -267,6 +319,14 @@ fn text(fields: &HeaderMap, name: &str) -> Option<Box<str>> {
     (!value.is_empty() && is_value(value)).then(|| value.into())
 }
 
+/// Reads the value of Content-Range: the range, and the length of all (RFC 9110, 14.4).
+fn content_range(text: &str) -> Option<(Range<u64>, u64)> {
+    let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    let (first, last, total): (u64, u64, u64) = (first.parse().ok()?, last.parse().ok()?, total.parse().ok()?);
+    (first <= last && last < total).then(|| (first..last + 1, total))
+}
+
 fn number(fields: &HeaderMap, name: &str) -> Option<u64> {
     fields.get(name)?.to_str().ok()?.parse().ok()
 }
@@ -311,6 +371,25 @@ pub fn lifetime(cache_control: Option<&str>, default: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn content_range_is_read() {
+        let check = |text: &str, expected| assert_eq!(content_range(text), expected, "{text:?}");
+        check("bytes 0-0/1", Some((0..1, 1)));
+        check("bytes 100-199/5000000000000", Some((100..200, 5_000_000_000_000)));
+        for text in [
+            "",
+            "bytes */7",
+            "bytes 0-9/*",
+            "bytes 5-4/10",
+            "bytes 0-10/10",
+            "0-1/2",
+            "bytes -1/2",
+            "bytes 0-18446744073709551615/3",
+        ] {
+            check(text, None);
+        }
+    }
 
     #[test]
     fn lifetime_follows_cache_control() {

@@ -8,6 +8,12 @@
 //!
 //! Who changes an object holds its *claim*: a lock on `NAME.lock`, which the kernel releases when its process dies. New bytes are written to
 //! `NAME.part`. So a crash leaves at most such files, and bytes without a record, which are removed at the next start.
+//!
+//! A large object is there in part: its file (`layout`) has the windows that were asked for, and its record comes with the first of
+//! them. A missing window is filled in place, by the holder of the lock on `NAME.wNUMBER`.
+//!
+//! All names together never have more bytes than configured. Responses keep an evicted object open, so its bytes are on the
+//! disk until they end, without being counted. But what is added to such a file is (see [`Mirror::fill`]).
 
 use std::ffi::CStr;
 use std::fs::{self, File, FileTimes, TryLockError};
@@ -16,7 +22,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use amped_core::file::ObjectHead;
@@ -26,7 +32,9 @@ use amped_sys::words::Words;
 use aws_lc_rs::digest::{Context, SHA256, digest};
 use serde::{Deserialize, Serialize};
 
+use super::layout::{Layout, Slot, length};
 use super::sign::hex;
+use crate::clock;
 
 /// The local copies of objects.
 #[derive(Debug)]
@@ -46,6 +54,9 @@ const BYTES: usize = 0;
 /// Where eviction continues: the first 16 digits of a name.
 const HAND: usize = 1;
 
+/// What a file takes beyond its bytes.
+const PAGE: u64 = 4096;
+
 /// Describes an object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjectRecord {
@@ -53,10 +64,16 @@ pub struct ObjectRecord {
     pub of: String,
     /// Bytes.
     pub size: u64,
-    /// SHA-256 of the bytes, in hexadecimal.
+    /// SHA-256 of the bytes, in hexadecimal; of a large object, whose bytes are not all known, another unique number.
     pub sha256: String,
-    /// The run of the server that wrote or verified the bytes.
+    /// The run of the server that wrote or verified the bytes; that of a large object is in its slots.
     pub run: u64,
+    /// How a large object is kept; `None`: it is complete.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layout: Option<Layout>,
+    /// When the record of a new version was written, nanoseconds since 1970.
+    #[serde(default)]
+    pub created_ns: i64,
     /// What the store says about it.
     pub head: ObjectHead,
     /// Last-Modified, seconds since 1970.
@@ -66,6 +83,21 @@ pub struct ObjectRecord {
 /// The name of an object's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name(String);
+
+impl ObjectRecord {
+    /// Returns the length of the file with the bytes.
+    fn file_bytes(&self) -> u64 {
+        self.layout.map_or(self.size, |layout| layout.file_bytes())
+    }
+
+    /// Returns the bytes in use of that file.
+    fn occupied(&self, file: &File) -> io::Result<u64> {
+        match &self.layout {
+            Some(layout) => layout.occupied(file),
+            None => Ok(file.metadata()?.len()),
+        }
+    }
+}
 
 /// Digits of a name, and of a digest in the name of bytes.
 const NAME_DIGITS: usize = 32;
@@ -97,6 +129,11 @@ impl Mirror {
         Ok(mirror)
     }
 
+    /// Returns the number of this run of the server.
+    pub fn run(&self) -> u64 {
+        self.run
+    }
+
     /// Returns the directory.
     pub fn folder(&self) -> &Arc<OwnedFd> {
         &self.folder
@@ -108,6 +145,14 @@ impl Mirror {
     /// Those of openat2(2); `WouldBlock` if that would wait and may not.
     pub fn open_bytes(&self, name: &CStr, patience: Patience) -> io::Result<OwnedFd> {
         file::open_beneath(self.folder.as_fd(), name, patience)
+    }
+
+    /// Opens the file of a large object, so that missing windows can be filled.
+    ///
+    /// # Errors
+    /// Those of [`open_bytes`](Mirror::open_bytes).
+    pub fn open_windows(&self, name: &CStr, patience: Patience) -> io::Result<OwnedFd> {
+        file::open_beneath_for_update(self.folder.as_fd(), name, patience)
     }
 
     /// Waits until no other thread or process changes this object, and claims it.
@@ -124,23 +169,37 @@ impl Mirror {
 
     /// Locks the file of a claim; `None`: its holder has just removed it, or `lock` returns false.
     fn claimed(&self, name: &Name, lock: impl FnOnce(&File) -> io::Result<bool>) -> io::Result<Option<Claim<'_>>> {
-        let path = self.path.join(format!("{}.lock", name.0));
-        let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+        let lock = self.locked(&self.path.join(format!("{}.lock", name.0)), lock)?;
+        Ok(lock.map(|lock| Claim { mirror: self, name: name.clone(), part: None, _lock: lock }))
+    }
+
+    /// Creates a file and locks it; `None`: another holder of the lock has just removed it, or `lock` returns false.
+    fn locked(&self, path: &Path, lock: impl FnOnce(&File) -> io::Result<bool>) -> io::Result<Option<File>> {
+        let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(path)?;
         if !lock(&file)? {
             return Ok(None);
         }
         let inode = |status: fs::Metadata| (status.dev(), status.ino());
         let is_it =
-            fs::symlink_metadata(&path).is_ok_and(|found| file.metadata().is_ok_and(|own| inode(found) == inode(own)));
-        Ok(is_it.then(|| Claim { mirror: self, name: name.clone(), part: None, _lock: file }))
+            fs::symlink_metadata(path).is_ok_and(|found| file.metadata().is_ok_and(|own| inode(found) == inode(own)));
+        Ok(is_it.then_some(file))
     }
 
     fn try_claim(&self, name: &Name) -> io::Result<Option<Claim<'_>>> {
-        self.claimed(name, |file| match file.try_lock() {
-            Ok(()) => Ok(true),
-            Err(TryLockError::WouldBlock) => Ok(false),
-            Err(TryLockError::Error(error)) => Err(error),
-        })
+        self.claimed(name, try_lock)
+    }
+
+    /// Waits until no other thread or process fills this window of an object, and claims it.
+    ///
+    /// # Errors
+    /// Those of [`claim`](Mirror::claim).
+    pub fn claim_window(&self, name: &Name, window: u64) -> io::Result<WindowClaim> {
+        let path = self.path.join(format!("{}.w{window}", name.0));
+        loop {
+            if let Some(lock) = self.locked(&path, |file| file.lock().map(|()| true))? {
+                return Ok(WindowClaim { path, _lock: lock });
+            }
+        }
     }
 
     /// Removes what a crash left, and counts the bytes of the objects.
@@ -153,9 +212,15 @@ impl Mirror {
         for file in &files {
             let Some((start, ending)) = file.split_once('.') else { continue };
             let (name, path) = (Name(start.to_owned()), self.path.join(file));
-            let is_named = || self.read(&name).is_some_and(|(record, _)| record.sha256.starts_with(ending));
-            if is_named() {
-                bytes += path.metadata().map_or(0, |status| status.len());
+            let named =
+                || self.read(&name).map(|(record, _)| record).filter(|record| record.sha256.starts_with(ending));
+            let is_named = || named().is_some();
+            if is_window_lock(ending) {
+                if let Some(lock) = self.locked(&path, try_lock)? {
+                    drop(WindowClaim { path, _lock: lock });
+                }
+            } else if let Some(record) = named() {
+                bytes += self.count_file(&name, &record, &path).unwrap_or(0);
             } else if let Some(_claim) = self.try_claim(&name)?
                 && !is_named()
             {
@@ -170,6 +235,26 @@ impl Mirror {
         Ok(())
     }
 
+    /// Returns the bytes in use of a file. A window that was being filled when the server was killed is removed from it.
+    fn count_file(&self, name: &Name, record: &ObjectRecord, path: &Path) -> io::Result<u64> {
+        let file = File::options().read(true).write(true).open(path)?;
+        let Some(layout) = &record.layout else { return record.occupied(&file) };
+        let occupied = layout.occupied(&file)?;
+        if file.metadata()?.blocks() * 512 > occupied.next_multiple_of(PAGE) + PAGE {
+            for window in 0..layout.windows() {
+                let path = self.path.join(format!("{}.w{window}", name.0));
+                if layout.slot(&file, window)?.is_none()
+                    && let Some(lock) = self.locked(&path, try_lock)?
+                {
+                    let _claim = WindowClaim { path, _lock: lock };
+                    // Where files have no holes, it is overwritten when it is asked for.
+                    let _ = layout.clear(&file, window);
+                }
+            }
+        }
+        Ok(occupied)
+    }
+
     /// Returns the record of an object, and when the store last said that it is current.
     pub fn read(&self, name: &Name) -> Option<(ObjectRecord, SystemTime)> {
         let mut file = File::open(self.path.join(&name.0)).ok()?;
@@ -179,7 +264,10 @@ impl Mirror {
         // Whatever is in the file: no client gets a field that is none.
         let ObjectHead { etag, media_type, encoding, cache_control } = &record.head;
         let is_sound = [etag, media_type, encoding, cache_control].into_iter().flatten().all(|value| is_value(value));
-        is_sound.then_some((record, file.metadata().ok()?.modified().ok()?))
+        let has_layout = record.layout.is_none_or(|layout| {
+            layout.size == record.size && layout.is_sound() && etag.as_deref().is_some_and(is_strong)
+        });
+        (is_sound && has_layout).then_some((record, file.metadata().ok()?.modified().ok()?))
     }
 
     /// Notes that an object was used.
@@ -193,16 +281,15 @@ impl Mirror {
     }
 
     /// Removes objects until there is room (CLOCK): each that was not used since the hand passed last. `used` notes what this process has
-    /// used. An object that is being changed is passed over. Returns how many were removed.
+    /// used. An object that is being changed is passed over, and so is `spared`. Returns how many were removed.
     ///
     /// # Errors
     /// The directory cannot be read.
-    fn make_room(&self, used: impl FnOnce()) -> io::Result<u64> {
+    fn make_room(&self, used: impl FnOnce(), spared: Option<&Name>) -> io::Result<u64> {
         if self.bytes() <= self.bytes_max {
             return Ok(0);
         }
-        let hand = File::open(&self.path)?;
-        hand.lock()?;
+        let hand = self.hand()?;
         if self.bytes() <= self.bytes_max {
             // Another thread or process has made room.
             return Ok(0);
@@ -229,12 +316,133 @@ impl Mirror {
             let Ok(accessed) = path.metadata().and_then(|status| status.accessed()) else { continue };
             if accessed > SystemTime::UNIX_EPOCH {
                 let _ = self.stamp(name, FileTimes::new().set_accessed(SystemTime::UNIX_EPOCH));
-            } else if let Some(claim) = self.try_claim(name)? {
-                claim.remove()?;
+            } else if Some(name) != spared
+                && let Some(claim) = self.try_claim(name)?
+            {
+                claim.remove_with(&hand)?;
                 removed += 1;
             }
         }
         Ok(removed)
+    }
+
+    /// Waits until no other thread or process removes an object, or completes a window.
+    fn hand(&self) -> io::Result<Hand> {
+        let folder = File::open(&self.path)?;
+        folder.lock()?;
+        Ok(Hand(folder))
+    }
+
+    /// Removes bytes, and no longer counts them.
+    fn remove_bytes(&self, path: &Path, record: &ObjectRecord, _hand: &Hand) -> io::Result<()> {
+        let file = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            file => file?,
+        };
+        fs::remove_file(path)?;
+        self.count(0, record.occupied(&file).unwrap_or(0));
+        Ok(())
+    }
+
+    /// Counts bytes that are about to be written, and makes room for them: `used` notes what this process has used. Returns how many
+    /// objects were removed for them, or `None` if there is no room, because others are being written. They are counted in any case.
+    fn reserve(&self, bytes: u64, used: impl FnOnce(), spared: &Name) -> io::Result<Option<u64>> {
+        self.count(bytes, 0);
+        let removed = self.make_room(used, Some(spared))?;
+        Ok((self.bytes() <= self.bytes_max).then_some(removed))
+    }
+
+    /// Fills a window of a large object: `write` writes its bytes, and returns their SHA-256. The caller has claimed it, and it is missing.
+    /// Returns how many objects were removed for it.
+    ///
+    /// If the object has been evicted meanwhile, its file gets the window all the same, for the responses that have it open. Such a file
+    /// is counted from then on, in `orphaned`, until [`release`](Mirror::release).
+    ///
+    /// # Errors
+    /// That of `write`; `full()` if there is no room. Then the window is still missing, and takes no space.
+    pub fn fill<E: From<io::Error>>(
+        &self,
+        (name, layout, file): (&Name, &Layout, &File),
+        window: u64,
+        orphaned: &AtomicU64,
+        used: impl FnOnce(),
+        full: impl FnOnce() -> E,
+        write: impl FnOnce() -> Result<Slot, E>,
+    ) -> Result<u64, E> {
+        let bytes = length(&layout.range(window));
+        self.adopt(file, layout, orphaned)?;
+        let filled = match self.reserve(bytes, used, name) {
+            Ok(Some(removed)) => write().map(|slot| (removed, slot)),
+            Ok(None) => Err(full()),
+            Err(error) => Err(error.into()),
+        };
+        match filled {
+            Ok((removed, slot)) => match self.complete((layout, file), window, &slot, orphaned) {
+                Ok(()) => Ok(removed),
+                Err(error) => {
+                    // Its bytes stay: its slot may have been written.
+                    self.count(0, bytes);
+                    Err(error.into())
+                }
+            },
+            Err(error) => {
+                // Where files have no holes, what there is of it is overwritten next time.
+                let _ = layout.clear(file, window);
+                self.count(0, bytes);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes a window be there whose bytes were written and counted.
+    fn complete(
+        &self,
+        (layout, file): (&Layout, &File),
+        window: u64,
+        slot: &Slot,
+        orphaned: &AtomicU64,
+    ) -> io::Result<()> {
+        // A removal of the object is either over now, or finds the slot.
+        let _hand = self.hand()?;
+        self.adopt(file, layout, orphaned)?;
+        let is_orphaned = file.metadata()?.nlink() == 0;
+        layout.put_slot(file, window, Some(slot))?;
+        if is_orphaned {
+            orphaned.fetch_add(length(&layout.range(window)), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Counts the bytes of a file without a name, once.
+    fn adopt(&self, file: &File, layout: &Layout, orphaned: &AtomicU64) -> io::Result<()> {
+        if orphaned.load(Ordering::Relaxed) == 0 && file.metadata()?.nlink() == 0 {
+            let bytes = layout.occupied(file)?;
+            // Unless another thread has just done so.
+            if orphaned.compare_exchange(0, bytes, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                self.count(bytes, 0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a window missing whose bytes do not fit its slot. The caller has claimed it.
+    ///
+    /// # Errors
+    /// Those of pwrite(2).
+    pub fn empty(&self, layout: &Layout, file: &File, window: u64) -> io::Result<()> {
+        let _hand = self.hand()?;
+        layout.put_slot(file, window, None)?;
+        let _ = layout.clear(file, window);
+        // A file without a name is counted as it was.
+        if file.metadata()?.nlink() > 0 {
+            self.count(0, length(&layout.range(window)));
+        }
+        Ok(())
+    }
+
+    /// No longer counts a file without a name: this process has closed it.
+    pub fn release(&self, orphaned: u64) {
+        self.count(0, orphaned);
     }
 
     fn count(&self, added: u64, removed: u64) {
@@ -258,7 +466,42 @@ fn place(name: &Name) -> u64 {
 fn is_ours(name: &str) -> bool {
     let (start, ending) = name.split_once('.').unwrap_or((name, "part"));
     let is_hex = |text: &str| text.len() == NAME_DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    is_hex(start) && (matches!(ending, "lock" | "part" | "new") || is_hex(ending))
+    is_hex(start) && (matches!(ending, "lock" | "part" | "new") || is_hex(ending) || is_window_lock(ending))
+}
+
+/// Returns whether this entity tag identifies bytes (RFC 9110, 8.8.1).
+pub fn is_strong(etag: &str) -> bool {
+    etag.starts_with('"')
+}
+
+/// Returns whether this is the ending of the lock of a window.
+fn is_window_lock(ending: &str) -> bool {
+    ending.strip_prefix('w').is_some_and(|number| number.parse::<u64>().is_ok())
+}
+
+fn try_lock(file: &File) -> io::Result<bool> {
+    match file.try_lock() {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// The right to remove objects, and to complete windows.
+struct Hand(#[expect(dead_code, reason = "its lock is held")] File);
+
+/// The right to fill a window, until it is dropped.
+#[derive(Debug)]
+pub struct WindowClaim {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Drop for WindowClaim {
+    fn drop(&mut self) {
+        // While it is locked, as that of a claim.
+        let _ = fs::remove_file(&self.path);
+    }
 }
 
 /// The right to change an object, until it is dropped.
@@ -274,6 +517,8 @@ struct Part {
     file: File,
     digest: Context,
     size: u64,
+    /// How it is kept, if it is large: then its first window is written by [`Claim::file`].
+    layout: Option<Layout>,
     /// Bytes that are counted for it.
     reserved: u64,
 }
@@ -283,10 +528,11 @@ impl Claim<'_> {
     pub fn stored(&self) -> Option<(ObjectRecord, SystemTime)> {
         let (mut record, current) = self.mirror.read(&self.name)?;
         let file = File::open(self.bytes_of(&record)).ok()?;
-        if file.metadata().ok()?.len() != record.size {
+        if file.metadata().ok()?.len() != record.file_bytes() {
             return None;
         }
-        if record.run != self.mirror.run {
+        // The windows of a large object are verified one by one.
+        if record.layout.is_none() && record.run != self.mirror.run {
             // Written before a restart: the machine may have lost what was not on the disk yet.
             if sha256(file).ok()? != record.sha256 {
                 return None;
@@ -304,17 +550,37 @@ impl Claim<'_> {
     /// # Errors
     /// Those of open(2); the directory cannot be read.
     pub fn begin(&mut self, length: u64, used: impl FnOnce()) -> io::Result<Option<u64>> {
+        self.begin_part(length, None, used)
+    }
+
+    /// Begins a new version of a large object, of which this window is written first, into [`file`](Claim::file). Otherwise as
+    /// [`begin`](Claim::begin).
+    ///
+    /// # Errors
+    /// As there; those of ftruncate(2).
+    pub fn begin_windows(&mut self, layout: Layout, window: u64, used: impl FnOnce()) -> io::Result<Option<u64>> {
+        let bytes = layout.slots_bytes() + length(&layout.range(window));
+        self.begin_part(bytes, Some(layout), used)
+    }
+
+    fn begin_part(&mut self, bytes: u64, layout: Option<Layout>, used: impl FnOnce()) -> io::Result<Option<u64>> {
         self.discard();
-        let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(self.file("part"))?;
-        self.mirror.count(length, 0);
-        self.part = Some(Part { file, digest: Context::new(&SHA256), size: 0, reserved: length });
-        let removed = self.mirror.make_room(used)?;
-        Ok((self.mirror.bytes() <= self.mirror.bytes_max).then_some(removed))
+        let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(self.file_name("part"))?;
+        if let Some(layout) = layout {
+            file.set_len(layout.file_bytes())?;
+        }
+        self.part = Some(Part { file, digest: Context::new(&SHA256), size: 0, layout, reserved: bytes });
+        self.mirror.reserve(bytes, used, &self.name)
+    }
+
+    /// Returns the file of the new version.
+    pub fn file(&self) -> Option<&File> {
+        Some(&self.part.as_ref()?.file)
     }
 
     fn discard(&mut self) {
         if let Some(part) = self.part.take() {
-            let _ = fs::remove_file(self.file("part"));
+            let _ = fs::remove_file(self.file_name("part"));
             self.mirror.count(0, part.reserved);
         }
     }
@@ -335,28 +601,59 @@ impl Claim<'_> {
         Ok(())
     }
 
-    /// Replaces the object by it: it is complete, and current now.
+    /// Replaces the object by it: it is complete, or has its first window, and is current now.
     ///
     /// # Errors
     /// A file cannot be written or renamed; the old version stays.
     pub fn commit(&mut self, of: String, head: ObjectHead, modified_seconds: Option<i64>) -> io::Result<ObjectRecord> {
-        let Part { file, digest, size, reserved } = self.part.take().ok_or(io::ErrorKind::NotFound)?;
-        let old = self.mirror.read(&self.name).map(|(record, _)| self.bytes_of(&record));
-        let sha256 = hex(digest.finish().as_ref());
-        let record = ObjectRecord { of, size, sha256, run: self.mirror.run, head, modified_seconds };
+        let part = self.part.take().ok_or(io::ErrorKind::NotFound)?;
+        let reserved = part.reserved;
+        self.install(part, of, head, modified_seconds).inspect_err(|_| {
+            let _ = fs::remove_file(self.file_name("part"));
+            self.mirror.count(0, reserved);
+        })
+    }
+
+    fn install(
+        &self,
+        part: Part,
+        of: String,
+        head: ObjectHead,
+        modified_seconds: Option<i64>,
+    ) -> io::Result<ObjectRecord> {
+        let Part { file, digest, size, layout, .. } = part;
+        let old = self.mirror.read(&self.name).map(|(record, _)| record);
+        let created_ns = i64::try_from(clock::since_1970().as_nanos()).unwrap_or(i64::MAX);
+        let (size, sha256) = match layout {
+            None => (size, hex(digest.finish().as_ref())),
+            // Unique, as its bytes are not known: another version gets another file.
+            Some(layout) => {
+                let text = format!("{} {created_ns} {:?} {}", self.mirror.run, head.etag, file.metadata()?.ino());
+                (layout.size, hex(self::digest(&SHA256, text.as_bytes()).as_ref()))
+            }
+        };
+        let record =
+            ObjectRecord { of, size, sha256, run: self.mirror.run, layout, created_ns, head, modified_seconds };
         let modified = modified_seconds.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
         if let Some(modified) = modified.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since)) {
             file.set_times(FileTimes::new().set_modified(modified))?;
         }
         let bytes = self.bytes_of(&record);
-        let replaced = old.as_ref().and_then(|old| old.metadata().ok()).map_or(0, |status| status.len());
+        let replaced = match &old {
+            // The same bytes, whose file is replaced.
+            Some(old) if self.bytes_of(old) == bytes => bytes.metadata().map_or(0, |status| status.len()),
+            _ => 0,
+        };
         // From now on they are bytes without a record, until that is written.
-        fs::rename(self.file("part"), &bytes)?;
+        fs::rename(self.file_name("part"), &bytes)?;
         self.write_record(&record, SystemTime::now())?;
-        if let Some(old) = old.filter(|old| *old != bytes) {
-            let _ = fs::remove_file(old);
+        self.mirror.count(0, replaced);
+        if let Some(old) = old
+            && self.bytes_of(&old) != bytes
+        {
+            let hand = self.mirror.hand()?;
+            let _ = self.mirror.remove_bytes(&self.bytes_of(&old), &old, &hand);
         }
-        self.mirror.count(size, reserved + replaced);
         Ok(record)
     }
 
@@ -374,30 +671,31 @@ impl Claim<'_> {
     /// # Errors
     /// Those of unlink(2).
     pub fn remove(&self) -> io::Result<()> {
+        self.remove_with(&self.mirror.hand()?)
+    }
+
+    fn remove_with(&self, hand: &Hand) -> io::Result<()> {
         let stored = self.mirror.read(&self.name);
         match fs::remove_file(self.mirror.path.join(&self.name.0)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        if let Some(bytes) = stored.map(|(record, _)| self.bytes_of(&record))
-            && let Ok(status) = bytes.metadata()
-        {
-            fs::remove_file(bytes)?;
-            self.mirror.count(0, status.len());
+        match stored {
+            Some((record, _)) => self.mirror.remove_bytes(&self.bytes_of(&record), &record, hand),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn bytes_of(&self, record: &ObjectRecord) -> PathBuf {
         self.mirror.path.join(self.name.bytes(record))
     }
 
-    fn file(&self, ending: &str) -> PathBuf {
+    fn file_name(&self, ending: &str) -> PathBuf {
         self.mirror.path.join(format!("{}.{ending}", self.name.0))
     }
 
     fn write_record(&self, record: &ObjectRecord, current: SystemTime) -> io::Result<()> {
-        let new = self.file("new");
+        let new = self.file_name("new");
         let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
         file.write_all(&serde_json::to_vec(record)?)?;
         file.set_times(FileTimes::new().set_accessed(SystemTime::now()).set_modified(current))?;
@@ -409,7 +707,7 @@ impl Drop for Claim<'_> {
     fn drop(&mut self) {
         self.discard();
         // While it is locked: a thread that waits for the lock then finds that the file is gone.
-        let _ = fs::remove_file(self.file("lock"));
+        let _ = fs::remove_file(self.file_name("lock"));
     }
 }
 
@@ -427,6 +725,7 @@ fn sha256(mut file: File) -> io::Result<String> {
 mod tests {
     use super::*;
     use std::ffi::CString;
+    use std::os::unix::fs::FileExt;
     use std::sync::atomic::AtomicUsize;
     use std::thread;
 
@@ -494,7 +793,7 @@ mod tests {
         let busy = mirror.claim(&name("c")).unwrap();
         let next = Mirror::open(folder.path(), 1000, 2).unwrap();
         assert_eq!((files(&folder), next.bytes()), (4, 3));
-        assert!(at("notes.txt").exists() && busy.file("lock").exists());
+        assert!(at("notes.txt").exists() && busy.file_name("lock").exists());
         drop(busy);
         assert_eq!(files(&folder), 3);
         assert!(stored(&next, "a").is_some());
@@ -552,7 +851,7 @@ mod tests {
         let bytes = CString::new(name("5").bytes(&stored(&mirror, "5").unwrap())).unwrap();
         let opened = mirror.open_bytes(&bytes, Patience::Wait).unwrap();
         // Within its budget nothing is removed.
-        assert_eq!(mirror.make_room(|| panic!("nothing to do")).unwrap(), 0);
+        assert_eq!(mirror.make_room(|| panic!("nothing to do"), None).unwrap(), 0);
         // The first round only clears: every object is new.
         let mut claim = mirror.claim(&name("16")).unwrap();
         assert_eq!(claim.begin(100, || {}).unwrap(), Some(2));
@@ -569,7 +868,7 @@ mod tests {
         for n in 20..22 {
             put(&mirror, &n.to_string(), &[n; 100]);
         }
-        mirror.make_room(|| kept[..8].iter().for_each(|n| mirror.used(&name(n)))).unwrap();
+        mirror.make_room(|| kept[..8].iter().for_each(|n| mirror.used(&name(n))), None).unwrap();
         assert_eq!(mirror.bytes(), 15 * 100);
         assert!(kept[..8].iter().all(|n| mirror.read(&name(n)).is_some()), "a used object was evicted");
         // Open files stay readable.
@@ -598,5 +897,103 @@ mod tests {
         assert_eq!(mirror.bytes(), 800);
         drop((first, third));
         assert_eq!((mirror.bytes(), files(&folder)), (0, 0));
+    }
+
+    /// Begins an object in windows of 1000 bytes with this one of them, and returns its file.
+    fn put_window(mirror: &Mirror, key: &str, layout: Layout, window: u64) -> File {
+        let mut claim = mirror.claim(&name(key)).unwrap();
+        claim.begin_windows(layout, window, || {}).unwrap().expect("room");
+        let file = claim.file().unwrap();
+        file.write_all_at(&[7; 1000], layout.range(window).start).unwrap();
+        layout.put_slot(file, window, Some(&slot(mirror))).unwrap();
+        let head = ObjectHead { etag: Some("\"1\"".into()), ..ObjectHead::default() };
+        let record = claim.commit(key.to_owned(), head, None).unwrap();
+        File::options().read(true).write(true).open(claim.bytes_of(&record)).unwrap()
+    }
+
+    fn slot(mirror: &Mirror) -> Slot {
+        Slot { run: mirror.run(), sha256: crate::object_store::layout::finish(digest_of(&[7; 1000])) }
+    }
+
+    fn digest_of(bytes: &[u8]) -> Context {
+        let mut digest = Context::new(&SHA256);
+        digest.update(bytes);
+        digest
+    }
+
+    /// Fills a window, if there is room; `None`: there is none.
+    fn fill(
+        mirror: &Mirror,
+        key: &str,
+        (layout, file): (Layout, &File),
+        window: u64,
+        orphaned: &AtomicU64,
+    ) -> Option<u64> {
+        let write = || -> io::Result<Slot> {
+            file.write_all_at(&[7; 1000], layout.range(window).start)?;
+            Ok(slot(mirror))
+        };
+        let full = || io::Error::from(io::ErrorKind::StorageFull);
+        mirror.fill((&name(key), &layout, file), window, orphaned, || {}, full, write).ok()
+    }
+
+    #[test]
+    fn windows_are_counted_as_they_come_and_objects_make_room_for_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let mirror = Mirror::open(folder.path(), 10_000, 1).unwrap();
+        let layout = Layout { size: 8000, window_bytes: 1000 };
+        let slots = layout.slots_bytes();
+        let (first, second) = (put_window(&mirror, "a", layout, 3), put_window(&mirror, "b", layout, 0));
+        assert_eq!(mirror.bytes(), 2 * (slots + 1000));
+        let orphaned = AtomicU64::new(0);
+        for window in [0, 1, 2, 4, 5] {
+            assert_eq!(fill(&mirror, "a", (layout, &first), window, &orphaned), Some(0));
+        }
+        assert_eq!(mirror.bytes(), 2 * slots + 7000);
+        // What fails is not counted.
+        let fails = || -> io::Result<Slot> { Err(io::ErrorKind::Other.into()) };
+        let full = || io::Error::from(io::ErrorKind::StorageFull);
+        assert!(mirror.fill((&name("a"), &layout, &first), 6, &orphaned, || {}, full, fails).is_err());
+        assert_eq!((mirror.bytes(), layout.slot(&first, 6).unwrap()), (2 * slots + 7000, None));
+        // A restart counts the same.
+        assert_eq!(Mirror::open(folder.path(), 10_000, 2).unwrap().bytes(), 2 * slots + 7000);
+        assert_eq!(fill(&mirror, "a", (layout, &first), 6, &orphaned), Some(0));
+        // The other one must go now. It is filled no less, for those who have it open, but then all that it has counts.
+        assert_eq!(fill(&mirror, "a", (layout, &first), 7, &orphaned), Some(1));
+        assert!(stored(&mirror, "b").is_none() && orphaned.load(Ordering::Relaxed) == 0);
+        assert_eq!(mirror.bytes(), slots + 8000);
+        assert_eq!(fill(&mirror, "b", (layout, &second), 1, &orphaned), Some(1));
+        assert_eq!((orphaned.load(Ordering::Relaxed), mirror.bytes()), (slots + 2000, slots + 2000));
+        mirror.release(orphaned.into_inner());
+        assert_eq!((mirror.bytes(), files(&folder)), (0, 0));
+    }
+
+    #[test]
+    fn half_a_window_is_removed_at_start_and_others_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let mirror = Mirror::open(folder.path(), 1 << 20, 1).unwrap();
+        let layout = Layout { size: 1 << 19, window_bytes: 1 << 17 };
+        let mut claim = mirror.claim(&name("a")).unwrap();
+        claim.begin_windows(layout, 0, || {}).unwrap();
+        let file = claim.file().unwrap();
+        file.write_all_at(&[7; 3 << 16], 0).unwrap();
+        layout.put_slot(file, 0, Some(&slot(&mirror))).unwrap();
+        let head = ObjectHead { etag: Some("\"1\"".into()), ..ObjectHead::default() };
+        let record = claim.commit("a".to_owned(), head, None).unwrap();
+        let path = claim.bytes_of(&record);
+        drop(claim);
+        // Another server, which this one replaces, is at work on it.
+        let busy = mirror.claim_window(&name("a"), 1).unwrap();
+        let used = || path.metadata().unwrap().blocks() * 512;
+        Mirror::open(folder.path(), 1 << 20, 2).unwrap();
+        assert!(used() >= 3 << 16);
+        drop(busy);
+        fs::write(folder.path().join(format!("{}.w2", name("a").0)), "").unwrap();
+        let next = Mirror::open(folder.path(), 1 << 20, 3).unwrap();
+        assert_eq!((next.bytes(), files(&folder)), ((1 << 17) + layout.slots_bytes(), 2));
+        assert!((1 << 17..3 << 16).contains(&used()), "{}", used());
+        let mut bytes = vec![0; 1 << 17];
+        File::open(&path).unwrap().read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 7));
     }
 }

@@ -4,21 +4,30 @@
 //! would wait, and is done by a helper: [`Bucket::open`] there asks the store (`client`), and keeps the object as a file (`mirror`), from
 //! which it is then served as any file is. Threads share what is known; processes share the files, and ask again what they cannot
 //! see in them.
+//!
+//! An object that is larger than a window is there in part (`windows`): the request that finds it brings the window that its client
+//! begins with, and the others come when they are about to be sent ([`ObjectWindows::fetch`]).
 
 pub mod breaker;
 pub mod client;
 pub mod credentials;
+pub mod layout;
 pub mod list;
 pub mod mirror;
 pub mod settings;
 pub mod sign;
+pub mod windows;
 
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::fmt;
+use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -27,12 +36,15 @@ use amped_core::cache::policy;
 use amped_core::file::{FileVersion, ObjectHead};
 use amped_core::listing::Entry;
 use amped_sys::file::Patience;
+use aws_lc_rs::digest::{Context, SHA256};
 
 use breaker::{Breaker, jittered};
-use client::{Answer, Client, Metadata, StoreError, lifetime, read_body};
+use client::{Answer, Client, Metadata, Part, StoreError, Wanted, lifetime, read_body};
+use layout::{Layout, Slot, finish, length};
 use list::Page;
-use mirror::{Claim, Mirror, Name, ObjectRecord};
+use mirror::{Claim, Mirror, Name, ObjectRecord, is_strong};
 use settings::{Location, StoreSettings};
+use windows::Windows;
 
 use crate::clock;
 use crate::counters::StoreCounts;
@@ -96,6 +108,80 @@ enum Known {
 struct Object {
     bytes: Arc<CString>,
     head: Arc<ObjectHead>,
+    /// Which windows of it are there, if it is a large one.
+    windows: Option<Arc<Windows>>,
+}
+
+/// A bucket, a key in it, and the ID of both.
+type Of<'a> = (&'a str, &'a [u8], &'a [u8]);
+
+/// The file of an object.
+#[derive(Debug)]
+pub struct ObjectFile {
+    /// The file.
+    pub file: OwnedFd,
+    /// What the store says about it.
+    pub head: Arc<ObjectHead>,
+    /// Its windows; `None`: the file is complete.
+    pub windows: Option<ObjectWindows>,
+}
+
+/// The windows of an open file of a large object.
+pub struct ObjectWindows {
+    store: Arc<ObjectStore>,
+    windows: Arc<Windows>,
+    /// Bytes that are counted for the file, if it has no name any more.
+    orphaned: AtomicU64,
+}
+
+impl fmt::Debug for ObjectWindows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.windows.fmt(f)
+    }
+}
+
+impl ObjectWindows {
+    /// Returns the windows.
+    pub fn windows(&self) -> &Windows {
+        &self.windows
+    }
+
+    /// Returns whether the file had lost its name when a window was fetched. Then all of it counts until it is closed.
+    pub fn is_orphaned(&self) -> bool {
+        self.orphaned.load(Ordering::Relaxed) > 0
+    }
+
+    /// Makes the window that has this byte of the file be there. Asks the store, unless another thread or process has done so.
+    ///
+    /// # Errors
+    /// One of [`is_unavailable`]: the store cannot be asked, or has another version, or the window cannot be kept.
+    pub fn fetch(&self, file: impl AsFd, offset: u64) -> io::Result<()> {
+        let (store, windows) = (&*self.store, &*self.windows);
+        let window = windows.at(offset);
+        if windows.is_present(window) {
+            return Ok(());
+        }
+        if windows.is_replaced() {
+            return Err(unavailable());
+        }
+        let file = File::from(file.as_fd().try_clone_to_owned()?);
+        if let Err(error) = store.fill(windows, &file, window, &self.orphaned) {
+            if matches!(error, StoreError::Replaced | StoreError::Absent) {
+                windows.note_replaced();
+                store.forget_version(&self.windows);
+            }
+            store.report_failure(&error, &windows.bucket, &windows.key);
+            return Err(unavailable());
+        }
+        windows.note_present(window);
+        Ok(())
+    }
+}
+
+impl Drop for ObjectWindows {
+    fn drop(&mut self) {
+        self.store.mirror.release(*self.orphaned.get_mut());
+    }
 }
 
 /// Maximum objects whose state is known, and the bytes for it.
@@ -134,7 +220,7 @@ impl ObjectStore {
         // The same in all processes, which are forked, and under all configurations.
         static RUN: OnceLock<u64> = OnceLock::new();
         let random = RandomState::new();
-        let run = *RUN.get_or_init(|| random.hash_one(SystemTime::now()));
+        let run = *RUN.get_or_init(|| random.hash_one(SystemTime::now()).max(1));
         let mirror = Mirror::open(&settings.directory, settings.bytes_max, run)?;
         Ok(ObjectStore {
             client: Client::new(Arc::clone(&settings)),
@@ -172,7 +258,11 @@ impl ObjectStore {
     }
 
     fn learn(&self, id: &[u8], known: Known) {
-        let weight = 256 + id.len() as u64;
+        let windows = match &known {
+            Known::Object { object: Object { windows: Some(windows), .. }, .. } => windows.layout.windows(),
+            _ => 0,
+        };
+        let weight = 256 + id.len() as u64 + windows;
         self.lock_known().insert(id.into(), known, weight);
     }
 
@@ -190,8 +280,10 @@ impl ObjectStore {
         }
     }
 
-    /// Asks the store for an object, unless that was done in the meantime. Returns what to serve.
-    fn fetch(&self, bucket: &str, key: &[u8], id: &[u8], absent_for: Duration) -> io::Result<Object> {
+    /// Asks the store for an object, unless that was done in the meantime. Returns what to serve. Of a large object only the
+    /// window is fetched that has the byte `from`.
+    fn fetch(&self, of: Of<'_>, absent_for: Duration, from: u64) -> io::Result<Object> {
+        let (bucket, key, id) = of;
         let name = Name::of(&self.settings.endpoint(), bucket, key);
         let mut claim = self.mirror.claim(&name).map_err(|error| self.cannot_keep(&error))?;
         let purged = match self.lock_known().peek(id) {
@@ -208,18 +300,19 @@ impl ObjectStore {
             && let Some(left) = self.lifetime(record).checked_sub(age(*current_at))
         {
             self.mirror.used(&name);
-            return Ok(self.keep(id, &name, record, left));
+            return Ok(self.keep(of, &name, record, left));
         }
         let is_usable = |(record, current_at): &(ObjectRecord, SystemTime)| {
             age(*current_at).saturating_sub(self.lifetime(record)) < self.settings.keys.stale_max
         };
         // With a stale object at hand nobody has to wait for another attempt.
         let retries = if stored.as_ref().is_some_and(is_usable) { 0 } else { RETRIES };
-        match self.ask(bucket, key, retries, stored.as_ref().map(|(record, _)| record), &mut claim) {
-            Ok(record) => Ok(self.keep(id, &name, &record, self.lifetime(&record))),
+        let record = stored.as_ref().map(|(record, _)| record);
+        match self.retried(retries, || self.request((bucket, key), record, from, &mut claim)) {
+            Ok(record) => Ok(self.keep(of, &name, &record, self.lifetime(&record))),
             Err(error) => {
                 let stale = stored.filter(is_usable).map(|(record, _)| (name, record));
-                self.fail(&error, (bucket, key, id), stale, &claim)
+                self.fail(&error, of, stale, &claim)
             }
         }
     }
@@ -228,24 +321,38 @@ impl ObjectStore {
     fn fail(
         &self,
         error: &StoreError,
-        (bucket, key, id): (&str, &[u8], &[u8]),
+        of: Of<'_>,
         stale: Option<(Name, ObjectRecord)>,
         claim: &Claim<'_>,
     ) -> io::Result<Object> {
-        let since = Instant::now();
+        let (since, (bucket, key, id)) = (Instant::now(), of);
+        if let StoreError::Absent | StoreError::Denied = error {
+            let is_absent = matches!(error, StoreError::Absent);
+            self.learn(id, if is_absent { Known::Absent { since } } else { Known::Denied { since } });
+            claim.remove().map_err(|error| self.cannot_keep(&error))?;
+            if is_absent {
+                return Err(io::ErrorKind::NotFound.into());
+            }
+        }
+        self.report_failure(error, bucket, key);
+        match stale {
+            _ if matches!(error, StoreError::Denied) => Err(io::ErrorKind::PermissionDenied.into()),
+            Some((name, record)) => {
+                self.count(|counts| counts.stale += 1);
+                Ok(self.keep(of, &name, &record, STALE_PAUSE))
+            }
+            None => Err(unavailable()),
+        }
+    }
+
+    /// Reports why an object cannot be fetched, unless `guarded` has done so.
+    fn report_failure(&self, error: &StoreError, bucket: &str, key: &[u8]) {
         match error {
-            StoreError::Absent | StoreError::Denied => {
-                let is_absent = matches!(error, StoreError::Absent);
-                self.learn(id, if is_absent { Known::Absent { since } } else { Known::Denied { since } });
-                claim.remove().map_err(|error| self.cannot_keep(&error))?;
-                if is_absent {
-                    return Err(io::ErrorKind::NotFound.into());
-                }
+            StoreError::Denied => {
                 self.report(&format!(
                     "the store denies access to objects of {bucket}: allow these credentials, or everybody, to read them \
                      (s3:GetObject); without s3:ListBucket it also denies access to those that do not exist"
                 ));
-                return Err(io::ErrorKind::PermissionDenied.into());
             }
             StoreError::TooLarge(max) => {
                 let key = String::from_utf8_lossy(key);
@@ -261,46 +368,33 @@ impl ObjectStore {
             StoreError::Local(error) => {
                 self.cannot_keep(error);
             }
-            StoreError::Unavailable(_) | StoreError::Refused(..) => {}
-        }
-        match stale {
-            Some((name, record)) => {
-                self.count(|counts| counts.stale += 1);
-                Ok(self.keep(id, &name, &record, STALE_PAUSE))
-            }
-            None => Err(unavailable()),
+            StoreError::Absent | StoreError::Replaced | StoreError::Unavailable(_) | StoreError::Refused(..) => {}
         }
     }
 
-    /// Asks the store for an object, again if that may help, and keeps what it says.
-    fn ask(
-        &self,
-        bucket: &str,
-        key: &[u8],
-        retries: u32,
-        stored: Option<&ObjectRecord>,
-        claim: &mut Claim<'_>,
-    ) -> Result<ObjectRecord, StoreError> {
+    /// Makes a request, again if that may help.
+    fn retried<T>(&self, retries: u32, mut request: impl FnMut() -> Result<T, StoreError>) -> Result<T, StoreError> {
         let mut pause = RETRY_PAUSE;
         for _ in 0..retries {
-            match self.guarded(|| self.request(bucket, key, stored, claim)) {
+            match self.guarded(&mut request) {
                 Err(StoreError::Unavailable(_)) if self.may_ask() => thread::sleep(jittered(pause, self.random())),
                 other => return other,
             }
             pause *= 2;
         }
-        self.guarded(|| self.request(bucket, key, stored, claim))
+        self.guarded(request)
     }
 
+    /// Asks the store for an object, and keeps what it says.
     fn request(
         &self,
-        bucket: &str,
-        key: &[u8],
+        (bucket, key): (&str, &[u8]),
         stored: Option<&ObjectRecord>,
+        from: u64,
         claim: &mut Claim<'_>,
     ) -> Result<ObjectRecord, StoreError> {
         let etag = stored.and_then(|record| record.head.etag.as_deref());
-        let mut answer = self.client.get(bucket, key, etag)?;
+        let mut answer = self.first_part((bucket, key), etag, from)?;
         if let (Answer::NotModified(metadata), Some(stored)) = (&answer, stored) {
             if is_same(metadata, stored) {
                 claim.confirm().map_err(StoreError::Local)?;
@@ -308,25 +402,164 @@ impl ObjectStore {
                 return Ok(stored.clone());
             }
             // The same bytes with other metadata, of which a store may send only some with a 304.
-            answer = self.client.get(bucket, key, None)?;
+            answer = self.first_part((bucket, key), None, from)?;
         }
-        let Answer::Object(metadata, length, body) = answer else {
-            return Err(StoreError::Unavailable("the store answers 304 to a request without a condition".to_owned()));
-        };
         let bytes_max = self.settings.keys.max_object.0.min(self.settings.bytes_max);
+        let of = format!("{bucket}/{}", String::from_utf8_lossy(key));
+        let metadata = match answer {
+            Answer::Part(Part { total, .. }) if total > bytes_max => return Err(StoreError::TooLarge(bytes_max)),
+            Answer::Part(part) if part.total > self.settings.window_bytes => self.receive_first_window(part, claim)?,
+            Answer::Part(Part { metadata, total, body, .. }) => {
+                self.receive_whole(body, Some(total), bytes_max, claim)?;
+                metadata
+            }
+            Answer::Object(metadata, length, body) => {
+                self.receive_whole(body, length, bytes_max, claim)?;
+                metadata
+            }
+            Answer::NotModified(_) | Answer::OutOfRange => {
+                return Err(StoreError::Unavailable(
+                    "the store answers a request that has neither condition nor range with 304 or 416".to_owned(),
+                ));
+            }
+        };
+        claim.commit(of, metadata.head, metadata.modified_seconds).map_err(StoreError::Local)
+    }
+
+    /// Requests the window that has the byte `from`, or else the first one, or else the whole object, if it has no windows.
+    fn first_part(&self, (bucket, key): (&str, &[u8]), unless: Option<&str>, from: u64) -> Result<Answer, StoreError> {
+        let window_bytes = self.settings.window_bytes;
+        let start = from - from % window_bytes;
+        let window_at = |start: u64| start..start.saturating_add(window_bytes);
+        for range in [window_at(start), window_at(0)] {
+            let wanted = Wanted { unless, range: Some(range), ..Wanted::default() };
+            match self.client.get(bucket, key, &wanted)? {
+                // An empty object, or a shorter one than its client expects.
+                Answer::OutOfRange if start > 0 => {}
+                Answer::OutOfRange => break,
+                // Only a strong entity tag shows that two windows are of one version.
+                Answer::Part(Part { total, metadata, .. })
+                    if total > window_bytes && !metadata.head.etag.as_deref().is_some_and(is_strong) =>
+                {
+                    break;
+                }
+                answer => return Ok(answer),
+            }
+        }
+        self.client.get(bucket, key, &Wanted { unless, ..Wanted::default() })
+    }
+
+    fn receive_whole(
+        &self,
+        body: ureq::Body,
+        length: Option<u64>,
+        bytes_max: u64,
+        claim: &mut Claim<'_>,
+    ) -> Result<(), StoreError> {
         if length.is_some_and(|length| length > bytes_max) {
             return Err(StoreError::TooLarge(bytes_max));
         }
-        match claim.begin(length.unwrap_or(0), || self.note_use()).map_err(StoreError::Local)? {
-            Some(removed) => self.count(|counts| counts.evictions += removed),
-            None => return Err(StoreError::Full),
-        }
+        self.note_room(claim.begin(length.unwrap_or(0), || self.note_use()).map_err(StoreError::Local)?)?;
         read_body(body, length, bytes_max, |bytes| {
             self.count(|counts| counts.fetched_bytes += bytes.len() as u64);
             claim.write(bytes)
         })?;
-        let of = format!("{bucket}/{}", String::from_utf8_lossy(key));
-        claim.commit(of, metadata.head, metadata.modified_seconds).map_err(StoreError::Local)
+        Ok(())
+    }
+
+    /// Begins a large object with a window of it.
+    fn receive_first_window(&self, part: Part, claim: &mut Claim<'_>) -> Result<Metadata, StoreError> {
+        let layout = Layout { size: part.total, window_bytes: self.settings.window_bytes };
+        if layout.file_bytes() > self.settings.bytes_max {
+            return Err(StoreError::TooLarge(self.settings.bytes_max));
+        }
+        let window = part.range.start / layout.window_bytes;
+        self.note_room(claim.begin_windows(layout, window, || self.note_use()).map_err(StoreError::Local)?)?;
+        let file = claim.file().ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+        let slot = self.receive_window(part.body, part.range.clone(), file, &part.range)?;
+        layout.put_slot(file, window, Some(&slot))?;
+        Ok(part.metadata)
+    }
+
+    fn note_room(&self, removed: Option<u64>) -> Result<(), StoreError> {
+        self.count(|counts| counts.evictions += removed.unwrap_or(0));
+        removed.map(|_| ()).ok_or(StoreError::Full)
+    }
+
+    /// Makes a window of a large object be there: another process may have filled it, or this server before a restart.
+    fn fill(&self, windows: &Windows, file: &File, window: u64, orphaned: &AtomicU64) -> Result<(), StoreError> {
+        let (Windows { name, layout, .. }, run) = (windows, self.mirror.run());
+        let _claim = self.mirror.claim_window(name, window)?;
+        match layout.slot(file, window)? {
+            Some(slot) if slot.run == run => return Ok(()),
+            // The machine may have lost what was not on the disk yet.
+            Some(slot) if layout.sha256(file, window).is_ok_and(|sha256| sha256 == slot.sha256) => {
+                layout.put_slot(file, window, Some(&Slot { run, ..slot }))?;
+                return Ok(());
+            }
+            Some(_) => self.mirror.empty(layout, file, window)?,
+            None => {}
+        }
+        let removed = self.mirror.fill(
+            (name, layout, file),
+            window,
+            orphaned,
+            || self.note_use(),
+            || StoreError::Full,
+            || self.retried(RETRIES, || self.request_window(windows, window, file)),
+        )?;
+        self.count(|counts| counts.evictions += removed);
+        self.mirror.used(name);
+        Ok(())
+    }
+
+    /// Requests a window of a large object, in its version.
+    fn request_window(&self, windows: &Windows, window: u64, file: &File) -> Result<Slot, StoreError> {
+        let Windows { bucket, key, etag, layout, .. } = windows;
+        let wanted = layout.range(window);
+        let request = Wanted { only: Some(etag), range: Some(wanted.clone()), ..Wanted::default() };
+        // A store may ignore the condition, or the range.
+        let (metadata, total, range, body) = match self.client.get(bucket, key, &request)? {
+            Answer::Part(Part { metadata, total, range, body }) => (metadata, total, range, body),
+            Answer::Object(metadata, Some(total), body) => (metadata, total, 0..total, body),
+            Answer::Object(..) | Answer::NotModified(_) | Answer::OutOfRange => return Err(StoreError::Replaced),
+        };
+        if metadata.head.etag.as_ref() != Some(etag) || total != layout.size {
+            return Err(StoreError::Replaced);
+        }
+        self.receive_window(body, range, file, &wanted)
+    }
+
+    /// Writes those bytes of a body that are `wanted` into a file; `range`: those that the body has.
+    fn receive_window(
+        &self,
+        body: ureq::Body,
+        range: Range<u64>,
+        file: &File,
+        wanted: &Range<u64>,
+    ) -> Result<Slot, StoreError> {
+        let (mut digest, mut at) = (Context::new(&SHA256), range.start);
+        read_body(body, Some(length(&range)), length(&range), |bytes| {
+            self.count(|counts| counts.fetched_bytes += bytes.len() as u64);
+            let within = |offset: u64| offset.clamp(at, at + bytes.len() as u64);
+            let (start, end) = (within(wanted.start), within(wanted.end));
+            let part = &bytes[(start - at) as usize..(end - at) as usize];
+            digest.update(part);
+            file.write_all_at(part, start)?;
+            at += bytes.len() as u64;
+            Ok(())
+        })?;
+        Ok(Slot { run: self.mirror.run(), sha256: finish(digest) })
+    }
+
+    /// Makes the next look at an object ask the store, if this version is what is known of it.
+    fn forget_version(&self, windows: &Arc<Windows>) {
+        let id = id_of(&windows.bucket, &windows.key);
+        let is_known = matches!(self.lock_known().peek(&*id),
+            Some(Known::Object { object: Object { windows: Some(known), .. }, .. }) if Arc::ptr_eq(known, windows));
+        if is_known {
+            self.learn(&id, Known::Purged { at: SystemTime::now() });
+        }
     }
 
     /// Makes a request, unless the store has just failed several times, and notes how it ends.
@@ -372,9 +605,19 @@ impl ObjectStore {
     }
 
     /// Remembers an object as current for this long.
-    fn keep(&self, id: &[u8], name: &Name, record: &ObjectRecord, current_for: Duration) -> Object {
+    fn keep(&self, (bucket, key, id): Of<'_>, name: &Name, record: &ObjectRecord, current_for: Duration) -> Object {
         let bytes = CString::new(name.bytes(record)).unwrap_or_default();
-        let object = Object { bytes: Arc::new(bytes), head: Arc::new(record.head.clone()) };
+        let known = match self.lock_known().peek(id) {
+            Some(Known::Object { object, .. }) if *object.bytes == bytes => object.windows.clone(),
+            _ => None,
+        };
+        let windows = known.or_else(|| {
+            let etag = record.head.etag.as_deref()?;
+            let modified_ns = record.modified_seconds.map(|seconds| seconds.saturating_mul(1_000_000_000));
+            let times_ns = (modified_ns.unwrap_or(record.created_ns), record.created_ns);
+            Some(Arc::new(Windows::new(name.clone(), (bucket, key), etag, record.layout?, times_ns)))
+        });
+        let object = Object { bytes: Arc::new(bytes), head: Arc::new(record.head.clone()), windows };
         let until = Instant::now() + current_for;
         self.learn(id, Known::Object { object: object.clone(), until, name: name.clone(), was_used: false });
         object
@@ -409,6 +652,11 @@ impl ObjectStore {
             say!("{message}");
         }
     }
+}
+
+/// Returns the ID of an object. A bucket has no slash in its name.
+fn id_of(bucket: &str, key: &[u8]) -> Vec<u8> {
+    [bucket.as_bytes(), b"/", key].concat()
 }
 
 /// Returns whether a 304 describes the stored object, as far as it says anything.
@@ -454,22 +702,16 @@ impl Bucket {
     }
 
     fn id(&self, path: &[u8]) -> Vec<u8> {
-        // A bucket has no slash in its name.
-        [self.location.bucket.as_bytes(), b"/", &self.key(path)].concat()
+        id_of(&self.location.bucket, &self.key(path))
     }
 
     /// Opens the local copy of the object with this path below the prefix, and returns what the store says about it. An absence that is as
-    /// old as `absent_for` is believed.
+    /// old as `absent_for` is believed. If the store is asked for a large object, it sends the window that has the byte `from`.
     ///
     /// # Errors
     /// `WouldBlock`: the store must be asked, or the disk read, and `patience` forbids it. `NotFound`, `PermissionDenied`; one of
     /// [`is_unavailable`]; those of openat2(2).
-    pub fn open(
-        &self,
-        path: &[u8],
-        patience: Patience,
-        absent_for: Duration,
-    ) -> io::Result<(OwnedFd, Arc<ObjectHead>)> {
+    pub fn open(&self, path: &[u8], patience: Patience, absent_for: Duration, from: u64) -> io::Result<ObjectFile> {
         if path.is_empty() || path.ends_with(b"/") || path.contains(&0) || self.key(path).len() > KEY_MAX {
             return Err(io::ErrorKind::NotFound.into());
         }
@@ -479,10 +721,20 @@ impl Bucket {
             let object = match store.current(&id, absent_for) {
                 Some(current) => current?,
                 None if patience == Patience::Now => return Err(io::ErrorKind::WouldBlock.into()),
-                None => store.fetch(&self.location.bucket, &self.key(path), &id, absent_for)?,
+                None => store.fetch((&self.location.bucket, &self.key(path), &id), absent_for, from)?,
             };
-            match store.mirror.open_bytes(&object.bytes, patience) {
-                Ok(file) => return Ok((file, object.head)),
+            let Object { bytes, head, windows } = object;
+            let opened = match &windows {
+                Some(_) => store.mirror.open_windows(&bytes, patience),
+                None => store.mirror.open_bytes(&bytes, patience),
+            };
+            match opened {
+                Ok(file) => {
+                    let orphaned = AtomicU64::new(0);
+                    let windows =
+                        windows.map(|windows| ObjectWindows { store: Arc::clone(&self.store), windows, orphaned });
+                    return Ok(ObjectFile { file, head, windows });
+                }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     store.lock_known().remove(&*id);
                 }
@@ -597,7 +849,7 @@ impl Bucket {
         let shown = format!("bucket {bucket} at {}", settings.endpoint());
         let index = format!("{prefix}index.html");
         let (denied, listed) = match client.list(bucket, prefix.as_bytes(), 1, None) {
-            Err(StoreError::Denied) => (true, client.get(bucket, index.as_bytes(), None).map(|_| true)),
+            Err(StoreError::Denied) => (true, client.get(bucket, index.as_bytes(), &Wanted::default()).map(|_| true)),
             listed => (false, listed.map(|page| !page.objects.is_empty() || !page.prefixes.is_empty())),
         };
         match listed {
@@ -612,6 +864,7 @@ impl Bucket {
             Err(
                 StoreError::Absent
                 | StoreError::Denied
+                | StoreError::Replaced
                 | StoreError::TooLarge(_)
                 | StoreError::Full
                 | StoreError::Local(_),
@@ -637,7 +890,9 @@ mod tests {
         let head = ObjectHead { cache_control: Some("max-age=1".into()), ..ObjectHead::default() };
         let modified_seconds = Some(5);
         let (of, sha256) = (String::new(), String::new());
-        let record = ObjectRecord { of, size: 0, sha256, run: 0, head: head.clone(), modified_seconds };
+        let (layout, created_ns) = (None, 0);
+        let record =
+            ObjectRecord { of, size: 0, sha256, run: 0, layout, created_ns, head: head.clone(), modified_seconds };
         let said = Metadata { head, modified_seconds };
         assert!(is_same(&said, &record) && is_same(&Metadata::default(), &record));
         assert!(!is_same(&Metadata { modified_seconds: Some(6), ..said.clone() }, &record));

@@ -22,6 +22,9 @@ pub struct StoreSettings {
     pub directory: PathBuf,
     /// Maximum bytes in it.
     pub bytes_max: u64,
+    /// Bytes of a window: objects with more are fetched in windows. A multiple of [`WINDOW_STEP`], and not less than the largest file
+    /// that is served from memory.
+    pub window_bytes: u64,
     /// `http` or `https`.
     pub scheme: &'static str,
     /// Host, and port if it is not the default one.
@@ -30,18 +33,21 @@ pub struct StoreSettings {
     pub authorities: Vec<CertificateDer<'static>>,
 }
 
+/// A window is a multiple of this, bytes: the unit of sending, so that what is sent at a time is in one window.
+pub const WINDOW_STEP: u64 = 256 * 1024;
+
 /// Why settings cannot be used: the key with the error, if one has it, a message, and what to do.
 pub type Unusable = (Option<&'static str>, String, String);
 
 impl StoreSettings {
-    /// Reads credentials and certificates.
+    /// Reads credentials and certificates. `bytes_max`: of the directory; `content_file_bytes_max`: of a file that is served from memory.
     ///
     /// # Errors
     /// A file cannot be read or is invalid.
     pub fn read(
         keys: ObjectStorageSettings,
         directory: PathBuf,
-        bytes_max: u64,
+        (bytes_max, content_file_bytes_max): (u64, u64),
         variable: impl Fn(&str) -> Option<OsString>,
     ) -> Result<StoreSettings, Unusable> {
         let endpoint = keys.endpoint.as_deref().map(str::to_owned);
@@ -62,7 +68,19 @@ impl StoreSettings {
             })?,
             _ => Vec::new(),
         };
-        Ok(StoreSettings { keys, credentials, credentials_file, directory, bytes_max, scheme, authority, authorities })
+        // With a window larger than the directory there are none.
+        let window_bytes = keys.window.0.max(content_file_bytes_max).min(1 << 56).next_multiple_of(WINDOW_STEP);
+        Ok(StoreSettings {
+            keys,
+            credentials,
+            credentials_file,
+            directory,
+            bytes_max,
+            window_bytes,
+            scheme,
+            authority,
+            authorities,
+        })
     }
 
     /// Returns the URL of the store.

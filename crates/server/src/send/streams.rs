@@ -25,7 +25,7 @@ use amped_units::Time;
 
 use super::file_budget::FilePermit;
 use super::frames::FrameBuffer;
-use super::{Chunk, FETCHES_MAX, LogContext, Probes, SendQueue, Sender, Style, UNREAD};
+use super::{Chunk, FETCHES_MAX, LogContext, Missing, Probes, SendQueue, Sender, Style, UNFETCHED, UNREAD, Unsendable};
 use crate::open_file::OpenFile;
 
 /// Bytes of frames gathered for one call.
@@ -262,6 +262,18 @@ impl Outbox {
         Some((waiting.lane, content, range))
     }
 
+    /// Replaces the response of a lane by an error, if nothing was sent of it: the object store has failed on its first bytes. Returns
+    /// whether it did.
+    pub fn fail_undecided(&mut self, lane: Lane, wall: &WallClock, style: Style) -> bool {
+        let Some(at) = self.find(lane) else { return false };
+        let queue = &mut self.lanes[at].queue;
+        let is_undecided = matches!(queue.chunks.front(), Some(Chunk::Head(_)));
+        if is_undecided {
+            queue.fail_stream(UNFETCHED, wall, style);
+        }
+        is_undecided
+    }
+
     /// No helper is available for a lane: it is fetched later.
     pub fn note_refused(&mut self, (lane, content, range): ColdRange) {
         if let Some(at) = self.find(lane) {
@@ -315,8 +327,8 @@ enum FileRead {
     Cold(Arc<Content<OpenFile>>, Range<u64>),
     /// The file has changed.
     Changed,
-    /// The disk failed.
-    Unread,
+    /// The disk, or the object store, failed.
+    Unread(Unsendable),
 }
 
 impl SendQueue {
@@ -361,12 +373,12 @@ impl SendQueue {
             self.draw_body(usize::from(has_head), (stream, most), out, sender, probes);
         match failure {
             // Nothing was sent of it, so it can be replaced.
-            Some(FileRead::Unread) if has_head && count == 0 => {
+            Some(FileRead::Unread(why)) if has_head && count == 0 => {
                 out.truncate(from);
-                self.fail_stream(wall, sender.style);
+                self.fail_stream(why, wall, sender.style);
                 return (Drawn::More(0), None);
             }
-            Some(FileRead::Changed | FileRead::Unread) => return (Drawn::Failed, None),
+            Some(FileRead::Changed | FileRead::Unread(_)) => return (Drawn::Failed, None),
             // The head waits for the first bytes of the body.
             Some(FileRead::Cold(content, range)) if count == 0 => {
                 out.truncate(from);
@@ -488,18 +500,18 @@ impl SendQueue {
     }
 
     /// Replaces the response, of which nothing was sent, by an error: the disk has failed on its first bytes.
-    fn fail_stream(&mut self, wall: &WallClock, style: Style) {
+    fn fail_stream(&mut self, (status, why): Unsendable, wall: &WallClock, style: Style) {
         let record = self.chunks.drain(..).find_map(|chunk| match chunk {
             Chunk::End(record) => Some(record),
             _ => None,
         });
         self.text.clear();
         self.text_at = 0;
-        let (head, body) = reply::bad_head::<OpenFile>(Status::INTERNAL_SERVER_ERROR, UNREAD, false);
+        let (head, body) = reply::bad_head::<OpenFile>(status, why, false);
         head.get().h2_block().write(&mut self.text, &style.date(wall), None);
         self.chunks.push_back(Chunk::Head(self.text.len()));
         if let Some(mut record) = record {
-            record.set(Status::INTERNAL_SERVER_ERROR, record.outcome);
+            record.set(status, record.outcome);
             body.note_in(&mut record);
             self.put_body(self.text.len(), body);
             self.chunks.push_back(Chunk::End(record));
@@ -535,11 +547,19 @@ impl Sender {
     ) -> FileRead {
         let Stored::File(file) = &content.store else { return FileRead::Changed };
         let version = &content.version;
-        let length = (range.end - range.start).min(most.min(FRAMES_A_READ * FRAME_BYTES) as u64) as usize;
+        // Windows are probed, and may be missing, each for itself.
+        let number = range.start / super::WINDOW;
+        let window_end = range.end.min((number + 1) * super::WINDOW);
+        let length = (window_end - range.start).min(most.min(FRAMES_A_READ * FRAME_BYTES) as u64) as usize;
         let frames = length.div_ceil(FRAME_BYTES);
         let probe = matches!(probes, Probes::All { fetched: ..FETCHES_MAX });
         let patience = if probe { Patience::Now } else { Patience::Wait };
-        let number = range.start / super::WINDOW;
+        self.look_ahead(content, range);
+        match self.missing(file, version, range.start, probes) {
+            Some(Missing::Awaited) => return FileRead::Cold(Arc::clone(content), range.start..window_end),
+            Some(Missing::Failed) => return FileRead::Unread(UNFETCHED),
+            None => {}
+        }
         let map = || self.mapped.get(file, version, number);
         // Each frame has a place for its head.
         let mut places = out.room(length + frames * HEAD_BYTES).chunks_mut(HEAD_BYTES + FRAME_BYTES);
@@ -550,10 +570,9 @@ impl Sender {
             Ok(0) => return FileRead::Changed,
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let end = range.end.min((number + 1) * super::WINDOW);
-                return FileRead::Cold(Arc::clone(content), range.start..end);
+                return FileRead::Cold(Arc::clone(content), range.start..window_end);
             }
-            Err(_) => return FileRead::Unread,
+            Err(_) => return FileRead::Unread(UNREAD),
         };
         // Checked after reading: the bytes in the buffer are those of this version.
         if !matches!(file.still_has_bytes_of(version), Ok(true)) {
