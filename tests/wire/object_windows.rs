@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -319,6 +319,58 @@ fn local_copies_in_windows_stay_within_their_limit() {
     });
     assert!(most > limit / 2 && most <= limit, "{most} of {limit} bytes");
     assert!(server.report("store_evictions") >= 30);
+}
+
+#[test]
+fn crowded_cache_of_changing_objects_never_yields_wrong_bytes() {
+    const OBJECTS: usize = 12;
+    let setup = Setup::new();
+    let put =
+        |n: usize, version: usize| setup.store.put(&format!("site/{n}.bin"), object((n * 16 + version % 16) as u8));
+    (0..OBJECTS).for_each(|n| put(n, 0));
+    let keys = "window = \"256KiB\"\nrevalidate = \"0s\"";
+    let server = setup.serve(keys, "precompressed = []", &format!("disk_bytes = {}", 5 * SIZE));
+    let (whole, done) = (AtomicUsize::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let ends = SetOnDrop(&done);
+        scope.spawn(|| {
+            for version in 1.. {
+                thread::sleep(Duration::from_millis(30));
+                if done.load(Ordering::Relaxed) {
+                    break;
+                }
+                put(version % OBJECTS, version / OBJECTS);
+            }
+        });
+        let clients: Vec<_> = (0..6_usize)
+            .map(|client| {
+                let (whole, server) = (&whole, &server);
+                scope.spawn(move || {
+                    for step in 0..30 {
+                        let (n, from) = ((client * 5 + step * 7) % OBJECTS, client * 170_000 + step * 11_111);
+                        let to = SIZE.min(from + 1 + step * 40_000);
+                        let range = format!("bytes={from}-{}", to - 1);
+                        let mut client = server.connect();
+                        client.send_request("GET", &format!("/{n}.bin"), &[("Range", &*range)]);
+                        // It may be cut off, or find no room.
+                        let Ok(response) = client.try_response("GET") else { continue };
+                        if response.status == 503 {
+                            continue;
+                        }
+                        assert_eq!(response.status, 206);
+                        let version = response.body[0] ^ object(0)[from];
+                        assert_eq!(usize::from(version / 16), n, "another object");
+                        assert!(response.body == object(version)[from..to], "{n}, version {version}: {range}");
+                        whole.fetch_add(1, Ordering::Relaxed);
+                    }
+                })
+            })
+            .collect();
+        clients.into_iter().for_each(|client| client.join().unwrap());
+        drop(ends);
+    });
+    let whole = whole.into_inner();
+    assert!(whole >= 100, "only {whole} of 180 responses were complete");
 }
 
 #[test]
