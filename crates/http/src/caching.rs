@@ -1,4 +1,5 @@
-//! Caching directives of a response: Cache-Control, Expires, Age and Vary (RFC 9111), as a shared cache obeys them.
+//! Caching directives of a response: Cache-Control, Expires, Age and Vary (RFC 9111), as a shared cache obeys them, and
+//! X-Accel-Expires, by which applications tell nginx the lifetime of a response in its cache.
 //!
 //! Before it: the fields of a response. After it: `amped-core` decides whether to store the response, and for how long
 //! it stays fresh. A malformed value is read in the sense that stores less.
@@ -19,7 +20,8 @@ pub struct Said {
     /// RFC 9111, 3.5: `public`, `s-maxage` or `must-revalidate` lets a
     /// shared cache store the response to a request with credentials.
     pub for_all: bool,
-    /// Freshness lifetime in seconds (RFC 9111, 4.2.1: `s-maxage`, else `max-age`, else Expires); `None` if not given.
+    /// Freshness lifetime in seconds (X-Accel-Expires, else RFC 9111, 4.2.1: `s-maxage`, else `max-age`, else Expires);
+    /// `None` if not given.
     pub lifetime: Option<u64>,
     /// Seconds after its lifetime during which the response may be used while it is revalidated (RFC 5861, 3); `None` if
     /// nothing is said about that.
@@ -38,7 +40,7 @@ const FOREVER: u64 = 1 << 31;
 /// Reads these fields of a response that arrived at `now_seconds`.
 pub fn read<'a>(fields: impl Iterator<Item = (&'a str, &'a [u8])>, now_seconds: i64) -> Said {
     let mut said = Said { vary: Some(Vec::new()), ..Said::default() };
-    let (mut s_maxage, mut max_age, mut expires) = (None, None, None);
+    let (mut s_maxage, mut max_age, mut expires, mut accel) = (None, None, None, None);
     let (mut while_revalidate, mut if_error, mut forbids_stale) = (None, None, false);
     for (name, value) in fields {
         let is = |known: &str| name.eq_ignore_ascii_case(known);
@@ -62,6 +64,13 @@ pub fn read<'a>(fields: impl Iterator<Item = (&'a str, &'a [u8])>, now_seconds: 
             // RFC 9111, 5.3: an invalid date, `0` above all, is in the past.
             let at = date::parse(value, now_seconds).map_or(0, |at| u64::try_from(at - now_seconds).unwrap_or(0));
             expires = Some(expires.map_or(at, |known: u64| known.min(at)));
+        } else if is("x-accel-expires") {
+            // Seconds, or after `@` those since 1970. Unlike in nginx it does not override a Cache-Control that forbids.
+            let lifetime = match value.strip_prefix(b"@") {
+                Some(at) => seconds(at).map_or(0, |at| at.saturating_sub(u64::try_from(now_seconds).unwrap_or(0))),
+                None => seconds(value).unwrap_or(0),
+            };
+            accel = Some(accel.map_or(lifetime, |known: u64| known.min(lifetime)));
         } else if is("age") {
             said.age = said.age.max(seconds(value).unwrap_or(FOREVER));
         } else if is("vary") {
@@ -78,7 +87,7 @@ pub fn read<'a>(fields: impl Iterator<Item = (&'a str, &'a [u8])>, now_seconds: 
             }
         }
     }
-    said.lifetime = s_maxage.or(max_age).or(expires);
+    said.lifetime = accel.or(s_maxage).or(max_age).or(expires);
     // RFC 9111, 5.2.2.2 and 5.2.2.8 forbid every use of a stale response. So does s-maxage (5.2.2.10), unless the
     // response itself makes an exception, which applications do that know RFC 5861.
     let at_most = |said: Option<u64>| if forbids_stale { Some(0) } else { said.or(s_maxage.map(|_| 0)) };
@@ -153,6 +162,14 @@ mod tests {
         check("Expires: 0", Some(0));
         check("Expires: 0\nCache-Control: max-age=9", Some(9));
         check("Cache-Control: public", None);
+        check("X-Accel-Expires: 0\nCache-Control: max-age=9", Some(0));
+        check("Cache-Control: max-age=9, s-maxage=8\nx-accel-expires: 7", Some(7));
+        check("X-Accel-Expires: 5\nX-Accel-Expires: 4", Some(4));
+        check("X-Accel-Expires: @784111787", Some(10));
+        check("X-Accel-Expires: @784111767", Some(0));
+        for bad in ["", "@", "-1", "off"] {
+            check(&["X-Accel-Expires: ", bad].concat(), Some(0));
+        }
         check("Cache-Control: x-max-age=5, y=\"max-age=6, no-store\"", None);
     }
 
@@ -211,7 +228,7 @@ mod tests {
     proptest! {
         #[test]
         fn random_bytes_do_not_panic(value in proptest::collection::vec(any::<u8>(), 0..100)) {
-            for name in ["Cache-Control", "Expires", "Age", "Vary"] {
+            for name in ["Cache-Control", "Expires", "Age", "Vary", "X-Accel-Expires"] {
                 let all = read([(name, &value[..]), ("Cache-Control", b"no-store")].into_iter(), NOW);
                 prop_assert!(all.forbids && all.age <= FOREVER && all.lifetime.is_none_or(|life| life <= FOREVER.max(1 << 40)));
             }

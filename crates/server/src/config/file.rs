@@ -440,6 +440,8 @@ pub struct AppTable {
     #[serde(default = "yes")]
     pub buffer_response: bool,
     /// Cache responses to GET (RFC 9111); for this long if they set no lifetime
+    ///
+    /// Cache-Control, Expires and `X-Accel-Expires` (seconds, or `@` and a Unix time) set one; `0` forbids it.
     #[serde(default, with = "Seconds")]
     #[schemars(example = "10s")]
     pub cache: Option<Duration>,
