@@ -27,6 +27,7 @@ mod applications;
 mod backends;
 mod convert;
 mod convert_access;
+mod convert_caching;
 mod curl;
 mod http2;
 mod load;

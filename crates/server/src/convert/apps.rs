@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::backends::{common, proxy};
+use super::backends::{app_rules, common, proxy};
+use super::caching;
 use super::files;
 use super::guards::Guards;
 use super::location::Location;
@@ -148,7 +149,8 @@ fn fastcgi(page: &mut Page, site: &mut SitePage, http: &Http<'_>, location: &Loc
     if !env.is_empty() {
         table["env"] = Value::Object(env);
     }
-    page.rule(site, "app", table, directive);
+    let bypasses = caching::cache(page, site, http, scope, &mut table, "fastcgi");
+    app_rules(page, site, table, bypasses, directive);
 }
 
 /// Values of SCRIPT_FILENAME that are the file of the path.

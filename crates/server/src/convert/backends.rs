@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::caching::{self, Bypasses};
 use super::files::{seconds, time};
 use super::known;
 use super::limits::size;
@@ -60,6 +61,22 @@ pub(super) fn proxy(
         table["connect_timeout"] = time.into();
     }
     host(page, site, scope, &mut table, address);
+    let bypasses = caching::cache(page, site, http, scope, &mut table, "proxy");
+    app_rules(page, site, table, bypasses, directive);
+}
+
+/// Appends the rule of an application, after one without a cache for each condition of requests that bypass it.
+pub(super) fn app_rules(page: &mut Page, site: &mut SitePage, table: Value, bypasses: Bypasses, directive: &Directive) {
+    for when in bypasses {
+        let mut without = table.clone();
+        let keys = without.as_object_mut().expect("a table");
+        keys.retain(|key, _| !["cache", "stale_while_revalidate", "stale_if_error"].contains(&key.as_str()));
+        without["when"] = Value::Object(when);
+        // The cache would have the pages of these requests too.
+        if !page.rule(site, "app", without, directive) {
+            return;
+        }
+    }
     page.rule(site, "app", table, directive);
 }
 

@@ -79,6 +79,7 @@ pub(super) fn page(directives: &[Directive]) -> Page {
         upstreams: named("upstream", |directive| directive.arg(0)),
         zones: named("limit_req_zone", zone_name),
         connection_zones: named("limit_conn_zone", zone_name),
+        caches: block.iter().filter_map(|directive| Some((cache_of(directive)?, directive))).collect(),
     };
     sites(&mut page, &http, servers);
     page
@@ -99,6 +100,13 @@ fn with_shared_addresses<'s>(page: &mut Page, servers: Vec<&'s Directive>) -> Ve
 fn zone_name(directive: &Directive) -> &str {
     let zone = directive.args.iter().find_map(|word| word.strip_prefix("zone=")).unwrap_or_default();
     zone.split_once(':').map_or(zone, |(name, _)| name)
+}
+
+/// The kind of applications and the name of the zone of a `..._cache_path`.
+fn cache_of(directive: &Directive) -> Option<(&str, &str)> {
+    let kind = directive.name.strip_suffix("_cache_path")?;
+    let zone = directive.args.iter().find_map(|word| word.strip_prefix("keys_zone="))?;
+    Some((kind, zone.split_once(':').map_or(zone, |(name, _)| name)))
 }
 
 /// Notes a directive that nothing translates.

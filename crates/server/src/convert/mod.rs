@@ -3,7 +3,7 @@
 //! 1. `lex` splits the text into words, `tree` makes directives of them, with those of included files.
 //! 2. `main_block` translates what concerns the whole server, `listens` its addresses. `server` makes a site of each
 //!    `server`: `scope` keeps a directive with what is around it, `order` sorts the locations (`paths`, `regexes`) by
-//!    nginx's precedence, and `rules` translates each `location` by `rewrite`, `files`, `apps`, `backends` and `limits`.
+//!    nginx's precedence, and `rules` translates each `location` by `rewrite`, `files`, `apps`, `backends`, `caching` and `limits`.
 //! 3. `guards` lists what restricts access, and `protect` and `authorize` translate it. A location with a restriction that
 //!    cannot be translated is refused.
 //! 4. `page` collects the tables, checks each as the server does, and prints them, with a comment for each directive that is left.
@@ -13,6 +13,7 @@
 mod apps;
 mod authorize;
 mod backends;
+mod caching;
 mod challenges;
 mod files;
 mod guards;

@@ -216,7 +216,7 @@ impl SitePage {
             Item::Rule { .. } | Item::Note(_) => None,
         });
         for table in rules.skip(skip).filter(|table| !table["http"].is_null() && matches(table, path)) {
-            table["when"] = json!({ "scheme": scheme });
+            table["when"]["scheme"] = scheme.into();
         }
     }
 

@@ -15,6 +15,8 @@ pub(super) struct Http<'a> {
     pub(super) zones: HashMap<&'a str, &'a Directive>,
     /// Those of `limit_conn_zone`.
     pub(super) connection_zones: HashMap<&'a str, &'a Directive>,
+    /// The directives `proxy_cache_path` and `fastcgi_cache_path`, by their kind and the name of their zone.
+    pub(super) caches: HashMap<(&'a str, &'a str), &'a Directive>,
 }
 
 /// Nested blocks, the outermost first; an inner one overrides the directives of the others.

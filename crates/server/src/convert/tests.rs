@@ -277,3 +277,76 @@ fn redirect_to_host_of_request_is_for_the_hosts_of_its_condition() {
     let expected = r#"{"match":"/**","query":"drop","redirect":"https://www.a.example/x","status":302,"when":{"hosts":["www.a.example"]}}"#;
     assert_eq!(routes, [expected]);
 }
+
+#[test]
+fn caches_are_converted_if_their_pages_are_for_the_same_clients() {
+    let path = "proxy_cache_path /c keys_zone=p:1m inactive=1h; fastcgi_cache_path /f keys_zone=f:1m;";
+    let tables = |text: &str| {
+        let page = page(&format!("{path} server {{ location / {{ {text} }} }}"));
+        let keys = ["cache", "stale_while_revalidate", "stale_if_error", "when"];
+        let table = |table: &serde_json::Value| {
+            let known = table.as_object().expect("a table").iter().filter(|(key, _)| keys.contains(&key.as_str()));
+            serde_json::Value::Object(known.map(|(key, value)| (key.clone(), value.clone())).collect()).to_string()
+        };
+        let tables: Vec<String> = page.sites[0].tables("app").map(table).collect();
+        // Without the notes about the two directories.
+        (tables.join("\n"), page.left.len() - 2)
+    };
+    let check = |text: &str, expected: &str, left: usize| {
+        for (kind, zone, pass) in [("proxy", "p", "http://10.0.0.1"), ("fastcgi", "f", "10.0.0.1:9000")] {
+            let text = text.replace("X_", &format!("{kind}_")).replace("ZONE", zone);
+            let expected = expected.replace("INACTIVE", if kind == "proxy" { "3600s" } else { "600s" });
+            let found = tables(&format!("{kind}_pass {pass}; {text}"));
+            assert_eq!(found, (expected, left), "{text}");
+        }
+    };
+    let any = "X_cache ZONE; X_cache_valid 200 203 204 300 301 308 404 410 10m;";
+    let all = |more: &str| format!("{any} {more}");
+    check("X_cache ZONE;", r#"{"cache":"0s"}"#, 0);
+    check(&all(""), r#"{"cache":"600s"}"#, 0);
+    check("X_cache ZONE; X_cache_valid 1m;", r#"{"cache":"60s"}"#, 1);
+    check("X_cache ZONE; X_cache_valid 404 1m; X_cache_valid any 5s;", r#"{"cache":"5s"}"#, 1);
+    check("X_cache off; X_cache_valid 1m; X_cache_key $cookie_a;", "{}", 0);
+    check("X_cache $zone; X_cache_valid 1m;", "{}", 1);
+    check(&all("X_cache_lock on; X_cache_revalidate on; X_cache_methods GET HEAD;"), r#"{"cache":"600s"}"#, 0);
+    check(&all("X_cache_key \"$scheme$request_method$host${request_uri}\";"), r#"{"cache":"600s"}"#, 0);
+    check(&all("X_cache_min_uses 3;"), r#"{"cache":"600s"}"#, 1);
+    check(&all("X_ignore_headers Set-Cookie Cache-Control;"), r#"{"cache":"600s"}"#, 1);
+    // Pages of other clients.
+    for key in ["$request_uri$cookie_session", "$uri$remote_user", "$host$http_accept_language", "$my_key"] {
+        check(&all(&format!("X_cache_key {key};")), "{}", 1);
+    }
+    for exception in ["$skip", "$request_body", "1", "$args", "\"$cookie_a$cookie_b\""] {
+        check(&all(&format!("X_cache_bypass {exception}; X_no_cache {exception};")), "{}", 1);
+    }
+    // Exceptions.
+    let cookie = r#"{"when":{"header":{"Cookie":"~(?i:(^|[;, ])session *= *([^0; ]|0[^; ]))"}}}"#;
+    let field = r#"{"when":{"header":{"X-User":"~^([^0]|0.)"}}}"#;
+    let cached = r#"{"cache":"600s"}"#;
+    check(&all("X_cache_bypass $cookie_session; X_no_cache $cookie_session;"), &format!("{cookie}\n{cached}"), 0);
+    check(
+        &all("X_cache_bypass $cookie_session $http_x_user; X_no_cache $cookie_session;"),
+        &format!("{cookie}\n{field}\n{cached}"),
+        1,
+    );
+    check(
+        &all("X_no_cache $upstream_http_set_cookie $arg_a;"),
+        &format!("{}\n{cached}", r#"{"when":{"query":{"a":"~^([^0]|0.)"}}}"#),
+        1,
+    );
+    // Stale pages.
+    let updating = r#"{"cache":"600s","stale_while_revalidate":"INACTIVE"}"#;
+    check(&all("X_cache_use_stale updating; X_cache_background_update on;"), updating, 0);
+    check(&all("X_cache_use_stale updating;"), updating, 1);
+    let errors = r#"{"cache":"600s","stale_if_error":"INACTIVE"}"#;
+    check(&all("X_cache_use_stale error timeout invalid_header http_500 http_502 http_503 http_504;"), errors, 1);
+    check(&all("X_cache_use_stale error;"), errors, 2);
+    check(&all("X_cache_use_stale error http_404;"), errors, 3);
+    check(&all("X_cache_use_stale off;"), cached, 0);
+}
+
+#[test]
+fn early_hints_of_applications_reach_all_clients() {
+    let left = |value: &str| page(&format!("server {{ location / {{ early_hints {value}; }} }}")).left.len();
+    assert_eq!((left("1"), left("$http2$http3")), (0, 1));
+}
