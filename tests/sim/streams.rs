@@ -13,9 +13,10 @@ use amped_core::file::Stored;
 use amped_core::glob::Glob;
 use amped_core::http2::Drawn;
 use amped_core::limits::Limits;
-use amped_core::record::Record;
+use amped_core::record::{Record, RequestPermit};
 use amped_core::reply::{Body, Reply, WallClock};
-use amped_core::shared_state::SharedState;
+use amped_core::request_limit::{Admission, ByteRate, LimitKey, RequestLimit, Requester};
+use amped_core::shared_state::{RequestLimiter, SharedState};
 use amped_core::site::{AppRule, Site, Sites};
 use amped_http::h1::request;
 use amped_http::h2::fields::FieldList;
@@ -646,4 +647,138 @@ fn streams_are_answered_whole_within_windows() {
         }
         world.check();
     });
+}
+
+/// Admits all requests.
+#[derive(Debug)]
+struct NoLimiter;
+
+impl RequestLimiter for NoLimiter {
+    fn take(&self, _: &RequestLimit, _: Requester<'_>) -> Admission {
+        Admission::Now
+    }
+
+    fn begin(&self, _: &RequestLimit, _: usize, _: Requester<'_>) -> Option<RequestPermit> {
+        None
+    }
+}
+
+impl World {
+    /// Limits the requests of these patterns to bandwidths of their connection, bytes per second.
+    fn limit_connection(&mut self, limits: &[(&str, u64)]) {
+        let table = |(pattern, rate): &(&str, u64)| RequestLimit {
+            pattern: Glob::new(pattern),
+            when: None,
+            key: LimitKey::Address,
+            requests: None,
+            burst: 1,
+            max_delay: Duration::ZERO,
+            concurrent: None,
+            rate: None,
+            rate_after: Bytes(0),
+            connection_rate: Some(ByteRate::parse(&format!("{rate}B/s")).expect("a bandwidth")),
+            number: 0,
+        };
+        let site = Site { limits: limits.iter().map(table).collect(), ..with_app() };
+        self.shared.sites = Arc::new(Sites::new(vec![site]).expect("one"));
+        self.shared.limiter = Some(Arc::new(NoLimiter));
+    }
+
+    /// Draws all that may be sent now; returns how many bytes of bodies have arrived in all.
+    fn draw_all(&mut self) -> usize {
+        let (mut out, mut actions) = (Vec::new(), Vec::new());
+        while let Some((lane, most)) = self.conn.next_lane() {
+            let drawn = self.draw_lane(lane, most, false, &mut out);
+            self.conn.drew(self.now, lane, drawn, &mut actions);
+        }
+        self.carry_out(actions);
+        let control = std::mem::take(&mut self.control);
+        self.handle(Event::Sent { all: true });
+        self.deliver(&control);
+        self.deliver(&out);
+        while !self.upload.is_empty() {
+            self.read();
+        }
+        self.streams.values().map(|stream| stream.body.len()).sum()
+    }
+
+    /// Requests these paths and lets the server have all it waits for, without time passing.
+    fn request(&mut self, paths: &[&str], priority: &[u8]) {
+        for path in paths {
+            let mut fields = usual(b"GET", path.as_bytes());
+            fields.push((b"priority".to_vec(), priority.to_vec()));
+            self.open(&fields, self.stream());
+        }
+        while !self.upload.is_empty() || !self.due.is_empty() {
+            self.read();
+            self.take_due();
+        }
+    }
+}
+
+#[test]
+fn streams_share_bandwidth_of_their_connection_to_the_byte() {
+    each_seed(10, |mut dice| {
+        let number = dice.random_range(1..30);
+        let priority = [&b"u=3"[..], b"u=3, i"][dice.random_range(0..2)];
+        let mut world = World::new(dice, 1_000_000);
+        world.window = 1 << 30;
+        world.put(|out| frame::window_update(out, StreamId::CONNECTION, (1 << 30) - 65_535));
+        world.limit_connection(&[("/big.bin", 400_000)]);
+        // Lookups are as old as the world.
+        world.now = Time::from_millis(10);
+        world.request(&vec!["/big.bin"; number], priority);
+        let begin = world.now;
+        let whole = number * 300_000;
+        let mut steps = 0;
+        loop {
+            // An eighth of a second at 400,000 bytes a second, whatever the number of streams.
+            steps += 1;
+            assert_eq!(world.draw_all(), whole.min(steps * 50_000), "{number} streams, {steps} steps");
+            if world.is_done() {
+                break;
+            }
+            // Nothing happens before the next step: the connection has one timer for all of them.
+            let due = world.conn.next_due(&world.shared.limits);
+            assert_eq!(due, begin + Duration::from_millis(125) * steps as u32);
+            world.now = Time::from_nanos(due.as_nanos() - 1);
+            world.handle(Event::Resumed);
+            assert_eq!(world.conn.next_lane(), None);
+            world.now = due;
+            world.handle(Event::Deadline);
+            if steps % 10 == 0 && priority.ends_with(b"i") {
+                let sent: Vec<usize> = world.streams.values().map(|stream| stream.body.len()).collect();
+                let (least, most) = (sent.iter().min().expect("some"), sent.iter().max().expect("some"));
+                assert!(most - least <= 2 * FRAME_BYTES, "{sent:?}");
+            }
+        }
+        world.check();
+    });
+}
+
+#[test]
+fn responses_with_other_limits_share_time_and_others_are_not_delayed() {
+    let mut world = World::new(<Dice as rand::SeedableRng>::seed_from_u64(1), 1_000_000);
+    world.window = 1 << 30;
+    world.put(|out| frame::window_update(out, StreamId::CONNECTION, (1 << 30) - 65_535));
+    world.limit_connection(&[("/big.bin", 80_000), ("/big2.bin", 8000)]);
+    world.now = Time::from_millis(10);
+    world.request(&["/big.bin", "/big2.bin"], b"u=3");
+    assert_eq!(world.draw_all(), 10_000);
+    world.request(&["/a.html"], b"u=3");
+    let free = world.files.bytes("/a.html").expect("a file").len();
+    assert_eq!(world.draw_all(), 10_000 + free);
+    let mut last = world.now;
+    while !world.is_done() {
+        let due = world.conn.next_due(&world.shared.limits);
+        assert!(due > world.now, "a timer without effect");
+        world.now = due;
+        world.handle(Event::Deadline);
+        world.draw_all();
+        last = world.now;
+    }
+    // 300,000 bytes at 80,000 and 70,000 at 8,000 a second, without the last step of each.
+    let seconds = last.since(Time::from_millis(10)).as_secs_f64();
+    assert!((12.2..12.5).contains(&seconds), "{seconds}");
+    world.check();
 }

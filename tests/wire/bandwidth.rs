@@ -17,6 +17,9 @@ fn site() -> Site {
     let site = Site::new();
     site.file("slow/large", pattern(4000 * KB));
     site.file("slow/small", pattern(50 * KB));
+    site.file("shared/large", pattern(1000 * KB));
+    site.file("shared/small", pattern(50 * KB));
+    site.file("shared/tiny", pattern(2 * KB));
     site.file("fast/large", pattern(4000 * KB));
     let text = "#!/bin/sh\nprintf 'Content-Type: text/plain\\n\\n'\nhead -c 500000 /dev/zero\n";
     let script = site.file("cgi-bin/zeros", text);
@@ -28,6 +31,7 @@ fn site() -> Site {
 fn serve(site: &Site) -> Server {
     let tables = "[[site.limit]]\nmatch = '/slow/large'\nrate = '400kB/s'\nrate_after = '2MB'\n\
                   [[site.limit]]\nmatch = '/slow/small'\nrate = '10kB/s'\n\
+                  [[site.limit]]\nmatch = '/shared/**'\nconnection_rate = '400kB/s'\n\
                   [[site.limit]]\nmatch = '/cgi-bin/**'\nrate = '100kB/s'\n\
                   [[site.app]]\nmatch = '/cgi-bin/**'\ncgi = true\n\
                   [send]\nsendfile_min_age = '0s'\n";
@@ -117,4 +121,55 @@ fn paced_stream_of_http2_delays_no_other() {
         assert_took_five_seconds(begin, "a stream");
     }
     assert!(server.cpu_time() - before < Duration::from_secs(2));
+}
+
+#[test]
+fn streams_of_http2_share_the_bandwidth_of_their_connection() {
+    if is_secure() {
+        return;
+    }
+    let site = site();
+    let server = serve(&site);
+    let mut http2 = Http2::connect(&server);
+    let before = server.cpu_time();
+    let begin = Instant::now();
+    // 2 MB at 400 kB/s.
+    let targets = [vec!["/shared/large"], vec!["/shared/small"; 20]].concat();
+    let paced: Vec<_> = targets.iter().map(|target| http2.request("GET", target, &[])).collect();
+    assert_eq!(http2.get("/fast/large").body.len(), 4000 * KB);
+    assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+    let bodies: usize = paced.into_iter().map(|stream| http2.response(stream).body.len()).sum();
+    assert_eq!(bodies, 2000 * KB);
+    assert_took_five_seconds(begin, "all streams");
+    assert!(server.cpu_time() - before < Duration::from_secs(2));
+}
+
+#[test]
+fn responses_of_http1_share_the_bandwidth_of_their_connection() {
+    let site = site();
+    let server = serve(&site);
+    let begin = Instant::now();
+    thread::scope(|scope| {
+        // One after the other, or many at once; each response alone is shorter than what may be sent at once.
+        for number in [1, 500] {
+            let server = &server;
+            scope.spawn(move || {
+                let mut client = server.connect();
+                for _ in 0..1000 / number {
+                    (0..number).for_each(|_| client.send_request("GET", "/shared/tiny", &[]));
+                    (0..number).for_each(|_| assert_eq!(client.response("GET").body, pattern(2 * KB)));
+                }
+                // The end of the last step was sent before its time.
+                assert_eq!(client.get("/fast/large").body.len(), 4000 * KB);
+                assert_took_five_seconds(begin, "2 MB in small responses");
+            });
+        }
+        scope.spawn(|| {
+            let mut client = server.connect();
+            (0..2).for_each(|_| assert_eq!(client.get("/shared/large").body, pattern(1000 * KB)));
+            assert_took_five_seconds(begin, "2 MB in large responses");
+        });
+    });
+    // Other connections have a bandwidth of their own.
+    assert!(begin.elapsed() < Duration::from_secs(8), "{:?}", begin.elapsed());
 }

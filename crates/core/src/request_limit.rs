@@ -67,6 +67,13 @@ pub struct RequestLimit {
     #[serde(default)]
     #[schemars(example = "10MB")]
     pub rate_after: Bytes,
+    /// Maximum bandwidth of a connection, bytes per second, for all its responses with this key together: "1MB/s"
+    ///
+    /// `rate` is for one response, and HTTP/2 has many at a time. Bodies count, sent in steps of an eighth of a second, and
+    /// `rate_after` does not precede this limit. The responses of one connection that other tables limit with this key share
+    /// its time.
+    #[schemars(example = "1MB/s")]
+    pub connection_rate: Option<ByteRate>,
     /// Its number among the limits of all sites, by which its buckets are found.
     #[serde(skip)]
     pub number: u16,
@@ -122,7 +129,10 @@ impl RequestLimit {
 
     /// The bandwidth of each response, if it is limited.
     pub fn bandwidth(&self) -> Option<Bandwidth> {
-        self.rate.map(|ByteRate(rate)| Bandwidth { rate: rate.0, after: self.rate_after.0 })
+        let bytes = |rate: ByteRate| rate.0.0;
+        let (rate, connection_rate) = (self.rate.map(bytes), self.connection_rate.map(bytes));
+        let is_limited = rate.is_some() || connection_rate.is_some();
+        is_limited.then_some(Bandwidth { rate, after: self.rate_after.0, connection_rate })
     }
 
     /// Takes a request at `now_ns` from a bucket that is full again at `full_at_ns`; 0: it is full. Returns the new time,
@@ -144,8 +154,7 @@ impl RequestLimit {
 /// Two limits are equal if they have the same buckets, and change them in the same way.
 impl PartialEq for RequestLimit {
     fn eq(&self, other: &RequestLimit) -> bool {
-        let RequestLimit { pattern, when, key, requests, burst, max_delay, concurrent, rate: _, rate_after: _, number } =
-            other;
+        let RequestLimit { pattern, when, key, requests, burst, max_delay, concurrent, number, .. } = other;
         self.pattern.as_str() == pattern.as_str()
             && (&self.when, self.key) == (when, *key)
             && (self.requests, self.burst, self.max_delay) == (*requests, *burst, *max_delay)
@@ -237,8 +246,20 @@ mod tests {
     fn limit(requests: &str, burst: usize, max_delay: Duration) -> RequestLimit {
         let requests = Some(Rate::parse(requests).expect("valid"));
         let (pattern, when, key, concurrent) = (Glob::new("/a/**"), None, LimitKey::Address, None);
-        let (rate, rate_after, number) = (None, Bytes(0), 0);
-        RequestLimit { pattern, when, key, requests, burst, max_delay, concurrent, rate, rate_after, number }
+        let (rate, rate_after, connection_rate, number) = (None, Bytes(0), None, 0);
+        RequestLimit {
+            pattern,
+            when,
+            key,
+            requests,
+            burst,
+            max_delay,
+            concurrent,
+            rate,
+            rate_after,
+            connection_rate,
+            number,
+        }
     }
 
     /// What happens to requests at these times, in milliseconds: `+` at once, a delay in milliseconds, or `-`.

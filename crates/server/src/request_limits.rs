@@ -142,8 +142,21 @@ mod tests {
     fn limit(number: u16, requests: &str, burst: usize) -> RequestLimit {
         let (pattern, max_delay) = (Glob::new("**"), Duration::ZERO);
         let requests = Some(Rate::parse(requests).unwrap());
-        let (when, key, concurrent, rate, rate_after) = (None, LimitKey::Address, None, None, Bytes(0));
-        RequestLimit { pattern, when, key, requests, burst, max_delay, concurrent, rate, rate_after, number }
+        let (when, key, concurrent) = (None, LimitKey::Address, None);
+        let (rate, rate_after, connection_rate) = (None, Bytes(0), None);
+        RequestLimit {
+            pattern,
+            when,
+            key,
+            requests,
+            burst,
+            max_delay,
+            concurrent,
+            rate,
+            rate_after,
+            connection_rate,
+            number,
+        }
     }
 
     fn new() -> RequestLimits {

@@ -112,6 +112,8 @@ pub struct SendQueue {
     pacer: Option<Pacer>,
     /// It waits until that permits more.
     is_paced: bool,
+    /// When the connection may send again, if any of its responses was limited with it ([`Pacer::connection_due`]).
+    connection_due: Time,
 }
 
 #[derive(Debug)]
@@ -457,6 +459,7 @@ impl Sender {
         if self.spare.len() < SPARE_MAX && send_queue.text.capacity() <= SPARE_TEXT_MAX {
             send_queue.text.clear();
             send_queue.text_at = 0;
+            send_queue.connection_due = Time::START;
             self.spare.push(send_queue);
         }
     }
@@ -472,7 +475,7 @@ impl SendQueue {
         record.head_bytes = self.text.len() - start;
         if let Some(bandwidth) = record.bandwidth {
             // Its head is free, so that it is not sent without knowing that the body can be read.
-            let mut pacer = Pacer::new(bandwidth, now);
+            let mut pacer = Pacer::new(bandwidth, self.connection_due, now);
             pacer.permit(self.chunks.iter().map(Chunk::bytes).sum::<u64>() + record.head_bytes as u64);
             self.pacer = Some(pacer);
         }
@@ -610,7 +613,10 @@ impl SendQueue {
                 return Progress::Done;
             }
             let most = self.pacer.map_or(u64::MAX, |pacer| pacer.allowance(sender.now));
-            self.is_paced = most == 0;
+            // A head is free, but may be sent only with the first bytes of its file.
+            let is_head_only = matches!(self.chunks.front(), Some(Chunk::Text(length)) if most <= *length as u64)
+                && self.is_undecided();
+            self.is_paced = most == 0 || is_head_only;
             if self.is_paced {
                 return Progress::Paced;
             }
@@ -652,7 +658,18 @@ impl SendQueue {
     fn note_paced(&mut self, count: u64, now: Time) {
         if let Some(pacer) = &mut self.pacer {
             pacer.note(count, now);
+            self.connection_due = pacer.connection_due().unwrap_or(self.connection_due);
         }
+    }
+
+    /// When its connection may send again, whatever the response; [`Time::START`] if none was limited so far.
+    pub fn connection_due(&self) -> Time {
+        self.connection_due
+    }
+
+    /// Continues the bandwidth of a connection.
+    pub fn set_connection_due(&mut self, due: Time) {
+        self.connection_due = due;
     }
 
     /// Sends the front of the queue, in one call: data in memory, at most this many windows of a file, or both; and at most

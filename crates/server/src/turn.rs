@@ -97,6 +97,8 @@ pub struct Connection {
     pub(crate) peer: Peer,
     /// `None` when there is nothing to send.
     pub(crate) send_queue: Option<Box<SendQueue>>,
+    /// When it may send again what its own bandwidth limits; [`Time::START`] if there was nothing of it so far.
+    paced_until: Time,
     /// What it has to send in HTTP/2, in place of the send queue.
     pub(crate) outbox: Option<Box<Outbox>>,
     /// The earliest time at which the timer wheel will report this connection.
@@ -150,6 +152,7 @@ impl Connection {
             transport,
             peer: Peer::new(address),
             send_queue: None,
+            paced_until: Time::START,
             outbox: None,
             armed: Time::NEVER,
             acknowledged: None,
@@ -643,6 +646,9 @@ impl<D: DiskAccess> Turn<'_, D> {
                 Action::Send(HTTP1, reply) => {
                     let style = self.context.sender.style();
                     let send_queue = self.connection.send_queue.get_or_insert_with(|| self.context.sender.send_queue());
+                    if reply.record.bandwidth.is_some() {
+                        send_queue.set_connection_due(self.connection.paced_until);
+                    }
                     send_queue.put(reply, self.now, &self.context.shared.wall, style);
                 }
                 Action::Send(lane, reply) => {
@@ -834,6 +840,9 @@ impl<D: DiskAccess> Turn<'_, D> {
         // and some file systems cannot report that, but it must make progress eventually.
         let probes = if D::PROBES { Probes::All { fetched: connection.fetched } } else { Probes::None };
         let progress = send_queue.pump(&mut connection.transport, sender, probes, &mut log_context);
+        if send_queue.connection_due() != Time::START {
+            connection.paced_until = send_queue.connection_due();
+        }
         match &progress {
             Progress::Cold(_, range) if range.start == connection.fetched_at => {}
             Progress::Cold(_, range) => (connection.fetched, connection.fetched_at) = (0, range.start),

@@ -371,7 +371,10 @@ impl Session {
         for Stream { side, .. } in &mut self.streams {
             if now >= side.paced_due() {
                 side.pace(0, now);
-                side.slot.join(self.common.virtual_time);
+                // Those that wait for the connection's bandwidth wait for each other, and share it by what each has sent.
+                if side.connection_due().is_none() {
+                    side.slot.join(self.common.virtual_time);
+                }
                 self.unsent = true;
             }
         }
@@ -493,6 +496,10 @@ impl Session {
         side.uncredited += count as u64;
         self.drawn += count as u64;
         side.pace(count as u64, now);
+        if let Some(due) = side.connection_due() {
+            self.common.connection_due = due;
+            self.streams.iter_mut().for_each(|stream| stream.side.share(due, now));
+        }
         let was_open = self.send_window > 0;
         self.send_window -= count as i64;
         if was_open && self.send_window <= 0 {

@@ -135,6 +135,19 @@ impl Side {
         }
     }
 
+    /// When its connection may send again, if it shares the connection's bandwidth.
+    pub(super) fn connection_due(&self) -> Option<Time> {
+        self.pacer.as_ref().and_then(Pacer::connection_due)
+    }
+
+    /// Another stream has used the bandwidth of the connection until this time.
+    pub(super) fn share(&mut self, due: Time, now: Time) {
+        if let Some(pacer) = self.pacer.as_mut().filter(|pacer| pacer.connection_due().is_some()) {
+            pacer.set_connection_due(due);
+            self.slot.allowance = pacer.allowance(now);
+        }
+    }
+
     /// The request asks for a tunnel: what the client sends is kept until there is one.
     pub(super) fn expects_tunnel(&mut self) {
         self.is_tunnel = true;
@@ -185,6 +198,8 @@ pub(super) struct Common {
     pub(super) owes_table_update: bool,
     /// Whether any stream so far had a bandwidth.
     pub(super) paces: bool,
+    /// When the streams that share the connection's bandwidth may send again; [`Time::START`]: there was none so far.
+    pub(super) connection_due: Time,
     /// Bytes of interim responses since all of them were sent.
     pub(super) interim_bytes: usize,
 }
@@ -203,7 +218,7 @@ impl Wire<'_> {
         let Response { head, hsts, body, record } = response;
         self.side.response = state;
         if let Some(bandwidth) = record.bandwidth {
-            self.side.pacer = Some(Pacer::new(bandwidth, cx.now));
+            self.side.pacer = Some(Pacer::new(bandwidth, self.common.connection_due, cx.now));
             self.side.pace(0, cx.now);
             self.common.paces = true;
         }

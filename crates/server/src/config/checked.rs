@@ -308,8 +308,8 @@ impl Checker<'_> {
             [_] if file.site.iter().flat_map(|site| &site.limit).any(|limit| !limit.max_delay.is_zero()) => {
                 "delayed requests (`max_delay`)"
             }
-            [_] if file.site.iter().flat_map(|site| &site.limit).any(|limit| limit.rate.is_some()) => {
-                "limits of bandwidth (`rate`)"
+            [_] if file.site.iter().flat_map(|site| &site.limit).any(|limit| limit.bandwidth().is_some()) => {
+                "limits of bandwidth (`rate`, `connection_rate`)"
             }
             [_] => return,
             _ => "several addresses",
@@ -727,8 +727,8 @@ impl Checker<'_> {
     }
 
     fn request_limit(&mut self, limit: &RequestLimit, node: Node<'_>) {
-        let is_taken = self.read.is_taken(node, &["requests", "concurrent", "rate"]);
-        if limit.requests.is_none() && limit.concurrent.is_none() && limit.rate.is_none() && !is_taken {
+        let is_taken = self.read.is_taken(node, &["requests", "concurrent", "rate", "connection_rate"]);
+        if limit.requests.is_none() && limit.concurrent.is_none() && limit.bandwidth().is_none() && !is_taken {
             let help = "add `requests = \"10/s\"`, `concurrent = 10` or `rate = \"1MB/s\"`";
             self.findings.at(node.span(), "this table limits nothing", help);
         }
