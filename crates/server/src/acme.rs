@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use amped_acme_protocol::{Decoder, Order, Reason, Report, Start, Status, encode};
 use amped_exporter::Page;
-use amped_sys::local;
+use amped_sys::foreign;
 use amped_sys::poll::Awaited;
 
 use crate::app::launch::{Launch, Life, Stream};
@@ -349,7 +349,7 @@ pub fn create_state(state: &Path, owner: Option<(u32, u32)>) -> Result<(), Strin
         state.parent().map_or(Ok(()), create_parent).map_err(failed)?;
         DirBuilder::new().mode(0o700).create(state).map_err(failed)?;
         if let Some((uid, gid)) = owner {
-            local::give_to(state, uid, gid).map_err(failed)?;
+            foreign::give_created(state, uid, gid).map_err(failed)?;
         }
     }
     let mode = state.metadata().map_err(failed)?.permissions().mode();

@@ -27,7 +27,7 @@ use amped_core::plan;
 use amped_core::site::Sites;
 use amped_http::status::Status;
 use amped_sys::poll::Awaited;
-use amped_sys::{local, process};
+use amped_sys::{foreign, local, process};
 
 use crate::acme::Acme;
 use crate::say;
@@ -131,7 +131,7 @@ impl Control {
             other => other.map_err(failed)?,
         };
         if let Some((uid, gid)) = owner {
-            local::give_to(path, uid, gid).map_err(failed)?;
+            foreign::give_created(path, uid, gid).map_err(failed)?;
         }
         Ok(Control::on(path, listener))
     }

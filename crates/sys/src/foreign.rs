@@ -1,10 +1,13 @@
-//! Opens a file as root at a path that another user may change.
+//! Opens files, and gives sockets and directories away, as root at a path that another user may change.
 //!
 //! A server that is started as root opens its log before it becomes another user, in a directory that belongs to that
 //! user, who must be able to reopen it. An attacker who controls that user could put a link there, and make root create
 //! or append to any file. So only links that belong to root are followed, such as `/dev/stdout` and `/var/run`, and a
 //! file with other names must be the user's own. Each directory is held open until the next one is open, so that
 //! renaming one meanwhile has no effect.
+//!
+//! What root has created there, and gives to that user, may have been replaced meanwhile: by a link to a file of root, which
+//! would be given away. So its owner is changed through a descriptor, after a check that it is still what root created.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -13,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Uid};
 use rustix::io::Errno;
 
 /// The user whose links are followed.
@@ -57,6 +60,34 @@ pub fn append(path: &Path, owner: u32) -> io::Result<(File, bool)> {
         }
     }
     Err(Errno::LOOP.into())
+}
+
+/// Changes the owner of a socket or a directory that this process has created at this path. Of a socket it is the owner of
+/// its name; the socket itself keeps its own.
+///
+/// # Errors
+/// Those of open(2) and fchownat(2); a link that does not belong to root; something else has taken its place.
+pub fn give_created(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
+    let place = find(path)?;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let created = rustix::fs::openat(&place.directory, &place.name, flags, Mode::empty())?;
+    let state = rustix::fs::fstat(&created)?;
+    let is_own = state.st_uid == rustix::process::geteuid().as_raw();
+    let is_sole = match FileType::from_raw_mode(state.st_mode) {
+        FileType::Socket => state.st_nlink == 1,
+        // A directory has no hard links, and is only in one place.
+        FileType::Directory => true,
+        _ => false,
+    };
+    if !is_own || !is_sole {
+        let why = format!(
+            "{} was replaced while it was created; its directory must be writable by root only",
+            path.display()
+        );
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    }
+    let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+    Ok(rustix::fs::chownat(&created, "", uid, gid, AtFlags::EMPTY_PATH)?)
 }
 
 impl Place {
@@ -234,6 +265,34 @@ mod tests {
         assert!(error(&folder.path("log")).contains("hard links"));
         std::os::unix::fs::chown(&secret, Some(OWNER), None).expect("this test must run as root");
         assert!(append(&folder.path("log"), OWNER).is_ok());
+    }
+
+    #[test]
+    fn only_what_was_created_is_given_away() {
+        use std::os::unix::fs::MetadataExt;
+        let folder = Folder::new();
+        let owner = |name: &str| std::fs::symlink_metadata(folder.path(name)).expect("there").uid();
+        let give = |name: &str| give_created(&folder.path(name), OWNER, OWNER);
+        let _listener = crate::local::listen(&folder.path("socket")).expect("bound");
+        std::fs::create_dir(folder.path("directory")).expect("created");
+        for name in ["socket", "directory"] {
+            give(name).expect("given");
+            assert_eq!(owner(name), OWNER, "{name}");
+        }
+        // What its new owner could put into its place.
+        folder.file("secret");
+        let _other = crate::local::listen(&folder.path("other")).expect("bound");
+        for (name, target) in [("file-link", "secret"), ("socket-link", "other")] {
+            std::fs::hard_link(folder.path(target), folder.path(name)).expect("linked");
+            assert!(give(name).expect_err("a hard link").to_string().contains("was replaced"), "{name}");
+            assert_eq!(owner(target), 0, "{name}");
+        }
+        folder.link("link", folder.path("secret"), OWNER);
+        assert!(give("link").expect_err("a link").to_string().contains("symbolic link of user 65534"));
+        let linked = folder.link("folder", folder.0.path(), OWNER).join("secret");
+        assert!(give_created(&linked, OWNER, OWNER).is_err());
+        assert!(give("socket").is_err(), "it belongs to another user already");
+        assert_eq!(owner("secret"), 0);
     }
 
     #[test]

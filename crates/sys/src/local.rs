@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, CWD, Gid, Mode, Uid};
+use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 /// Maximum connections waiting to be accepted.
@@ -25,15 +25,6 @@ pub fn listen(name: &Path) -> io::Result<UnixListener> {
     rustix::net::bind(&socket, &SocketAddrUnix::new(name)?)?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket.into())
-}
-
-/// Changes the owner of a socket's name. The socket itself keeps its owner.
-///
-/// # Errors
-/// Those of fchownat(2).
-pub fn give_to(name: &Path, uid: u32, gid: u32) -> io::Result<()> {
-    let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
-    Ok(rustix::fs::chownat(CWD, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
 /// Connects to the socket of this name; neither this nor any later call on it waits longer than `patience`.
