@@ -489,6 +489,50 @@ fn handshakes_are_counted_by_version_kind_cipher_and_failure() {
 }
 
 #[test]
+fn client_that_leaves_in_handshake_is_closed_at_once() {
+    let (site, trust) = place();
+    const CLOSE_NOTIFY: &[u8] = &[21, 3, 3, 0, 2, 1, 0];
+    const FATAL: &[u8] = &[21, 3, 3, 0, 2, 2, 0];
+    let server = serve(&site, "", "");
+    let mut count = 0;
+    for version in BOTH {
+        let mut session = trust.session("localhost", aws_lc_rs::default_provider(), version);
+        let mut hello = Vec::new();
+        session.write_tls(&mut hello).unwrap();
+        let part = &hello[..hello.len() / 2];
+        for (before, last) in [
+            (&[][..], CLOSE_NOTIFY),
+            (&[], FATAL),
+            (part, &[]),
+            (&hello[..], &[]),
+            (&hello[..], CLOSE_NOTIFY),
+            (&hello[..], FATAL),
+        ] {
+            for waits in [false, true] {
+                let mut client = server.connect();
+                client.send(before);
+                if waits && before.len() == hello.len() {
+                    // The server's part of the handshake.
+                    let mut stream = client.stream();
+                    assert!(stream.read(&mut [0; 1]).unwrap() > 0);
+                }
+                client.send(last);
+                if last.is_empty() {
+                    client.half_close();
+                }
+                client.read_to_end();
+                count += 1;
+            }
+        }
+    }
+    // Those that were not noticed would be counted as timeouts, 20 s later.
+    wait_until("all to be counted", || server.report("tls_failures closed") == count);
+    for reason in ["timeout", "malformed", "rejected"] {
+        assert_eq!(server.report(&format!("tls_failures {reason}")), 0, "{reason}");
+    }
+}
+
+#[test]
 fn json_log_has_tls_version_and_cipher_suite() {
     let (site, trust) = place();
     site.file("root/a", "a");

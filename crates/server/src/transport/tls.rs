@@ -25,7 +25,8 @@ use rustls::unbuffered::{
     ConnectionState, EncodeError, EncodeTlsData, EncryptError, InsufficientSizeError, UnbufferedStatus, WriteTraffic,
 };
 use rustls::{
-    CertificateError, CipherSuite, Error, HandshakeKind, OtherError, PeerIncompatible, ProtocolVersion, ServerConfig,
+    AlertDescription, CertificateError, CipherSuite, Error, HandshakeKind, OtherError, PeerIncompatible,
+    ProtocolVersion, ServerConfig,
 };
 
 use x509_cert::Certificate;
@@ -280,7 +281,11 @@ impl Tls {
     /// client has closed its side.
     fn process(&mut self, input: &mut [u8], plain: &mut [u8]) -> Result<(usize, bool), Error> {
         let (was_handshaking, kept) = (self.session.is_handshaking(), self.unsent.len());
+        let says_close = was_handshaking && has_plain_close_notify(input);
         let mut processed = self.process_records(input, plain);
+        if let Ok((_, is_end)) = &mut processed {
+            *is_end |= says_close && self.session.is_handshaking();
+        }
         if processed.is_ok() && was_handshaking && self.resumes_expired_certificate() {
             // The last messages contain new tickets.
             self.unsent.truncate(kept);
@@ -466,6 +471,24 @@ fn has_record(input: &[u8]) -> bool {
     matches!(*input, [_, _, _, high, low, ..] if input.len() >= 5 + usize::from(u16::from_be_bytes([high, low])))
 }
 
+/// Returns whether one of these records is an unencrypted close_notify (RFC 8446, 6.1; RFC 5246, 7.2.1). rustls takes it for a
+/// warning during the handshake, and waits for a client that has said that it leaves.
+fn has_plain_close_notify(mut input: &[u8]) -> bool {
+    const ALERT: u8 = 21;
+    const CLOSE_NOTIFY: u8 = 0;
+    while let [kind, 3, _, high, low, rest @ ..] = input {
+        let Some((payload, next)) = rest.split_at_checked(usize::from(u16::from_be_bytes([*high, *low]))) else {
+            break;
+        };
+        // An encrypted one is longer.
+        if *kind == ALERT && matches!(payload, [_, CLOSE_NOTIFY]) {
+            return true;
+        }
+        input = next;
+    }
+    false
+}
+
 /// Returns the name of a cipher suite, and its cipher.
 fn named(suite: CipherSuite) -> Option<(&'static str, Cipher)> {
     let named = match suite {
@@ -508,6 +531,7 @@ fn failure_of(error: &Error) -> HandshakeFailure {
         Error::PeerIncompatible(_) | Error::General(_) => HandshakeFailure::Parameters,
         Error::NoApplicationProtocol => HandshakeFailure::Alpn,
         Error::Other(OtherError(error)) if error.is::<SigningFailed>() => HandshakeFailure::Key,
+        Error::AlertReceived(AlertDescription::CloseNotify) => HandshakeFailure::Closed,
         Error::AlertReceived(_) => HandshakeFailure::Rejected,
         Error::NoCertificatesPresented | Error::InvalidCertificate(_) | Error::InvalidCertRevocationList(_) => {
             HandshakeFailure::Certificate
@@ -670,6 +694,19 @@ mod tests {
         check(&[22, 3, 1, 0, 4, 16, 0, 0, 0], false);
         check(&[23, 3, 1, 0, 1, 1], false);
         check(&[20, 3, 3, 0, 1, 1], false);
+        check(&[], false);
+    }
+
+    #[test]
+    fn unencrypted_close_notify_is_recognised() {
+        let check = |input: &[u8], expected: bool| assert_eq!(has_plain_close_notify(input), expected, "{input:?}");
+        check(&[21, 3, 3, 0, 2, 1, 0], true);
+        check(&[21, 3, 1, 0, 2, 2, 0], true);
+        check(&[22, 3, 1, 0, 1, 1, 21, 3, 3, 0, 2, 1, 0, 23], true);
+        check(&[21, 3, 3, 0, 2, 1, 90], false);
+        check(&[21, 3, 3, 0, 2, 1], false);
+        check(&[21, 3, 3, 0, 3, 1, 0, 0], false);
+        check(&[22, 3, 1, 0, 9, 21, 3, 3, 0, 2, 1, 0], false);
         check(&[], false);
     }
 
