@@ -716,3 +716,48 @@ fn exhibits_are_listed_and_planned() {
         );
     }
 }
+
+/// Ends a process with the test, if it still is one with this path among its arguments.
+struct Killed<'a>(u32, &'a Path);
+
+impl Killed<'_> {
+    fn is_there(&self) -> bool {
+        let words = fs::read(format!("/proc/{}/cmdline", self.0)).unwrap_or_default();
+        String::from_utf8_lossy(&words).contains(self.1.to_str().unwrap())
+    }
+}
+
+impl Drop for Killed<'_> {
+    fn drop(&mut self) {
+        if !self.is_there() {
+            return;
+        }
+        let _ = Command::new("kill").args(["-KILL", &self.0.to_string()]).stderr(Stdio::null()).status();
+    }
+}
+
+#[test]
+fn interrupted_exhibits_end_after_their_run() {
+    for signal in ["-INT", "-TERM"] {
+        let home = tempfile::tempdir().unwrap();
+        let out = home.path().join("out");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));
+        command.args(["exhibits", "--only", "arlitt-figure-5", "--out"]).arg(&out).arg("--into").arg(home.path());
+        // Not a pipe, whose end would be that of the run.
+        let errors = home.path().join("errors");
+        command.stdout(Stdio::null()).stderr(fs::File::create(&errors).unwrap());
+        let mut child = command.spawn().unwrap();
+        let _exhibits = Killed(child.id(), &out);
+        // It has blocked signals, and holds its directory.
+        until("the run", || out.join("arlitt-figure-5/resolved.json").exists());
+        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap();
+        let run = Killed(children.trim().parse().unwrap(), &out);
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+        let status = child.wait().unwrap();
+        let text = fs::read_to_string(&errors).unwrap();
+        assert!(status.code() == Some(1) && text.contains("interrupted; the same command resumes"), "{text}");
+        assert!(!run.is_there(), "the run goes on");
+        let archive = fs::File::open(out.join("arlitt-figure-5")).unwrap();
+        assert!(archive.try_lock().is_ok(), "the archive is in use");
+    }
+}

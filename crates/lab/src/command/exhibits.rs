@@ -3,15 +3,17 @@
 //! 1. An existing archive is kept, and read with the figures and claims of the current experiment. One with other settings,
 //!    with other versions of the claims, or shorter than requested is set aside; an incomplete one is resumed. So the command
 //!    may be stopped at any time, and a changed text requires no new measurement.
-//! 2. Each experiment is a process of its own, `ammeter run`.
+//! 2. Each experiment is a process of its own, `ammeter run`. A signal to stop is passed on to it, and the command ends after it.
 //! 3. After each of them the table in `README.md`, the experiment's figures and its packed archive are written. Text outside the
 //!    marks of the table is kept. A packed archive replaces a missing archive.
 
-use std::fs;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
+use std::{fs, io};
 
 use amped_measure::{Failure, Verdict};
+use amped_sys::signal::{Signal, Signals};
 
 use super::report::adopt;
 use crate::archive::{Archive, Resolved, name, packed};
@@ -96,6 +98,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
         draw(args, entry)?;
     }
     write(args, &entries)?;
+    let signals = Signals::block().map_err(Failure::io("block signals"))?;
     let mut verdict = Verdict::valid();
     let is_left = |entry: &Entry| !args.redraw && entry.found.is_none() && entry.is_chosen;
     let left: Vec<usize> = (0..entries.len()).filter(|at| is_left(&entries[*at])).collect();
@@ -104,8 +107,9 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
         let rest_s: f64 = expected_s[done..].iter().sum();
         let name = entries[at].exhibit.name;
         say::plain(&format!("\n==== {name}: {} of {}, {} left ====", done + 1, left.len(), plan::duration(rest_s)));
-        match measure(args, name) {
-            Ok(found) => entries[at].found = Some(found),
+        match measure(args, name, &signals) {
+            Ok(Some(found)) => entries[at].found = Some(found),
+            Ok(None) => return Err(Failure::failed("interrupted; the same command resumes")),
             Err(failure) => verdict.broken.push(failure.to_string()),
         }
         draw(args, &entries[at])?;
@@ -146,12 +150,12 @@ fn packed_path(args: &Args, name: &str) -> PathBuf {
     args.into.join(name).join("archive.tar.zst")
 }
 
-/// Runs or resumes one experiment.
-fn measure(args: &Args, name: &str) -> Result<(Archive, Report), Failure> {
+/// Runs or resumes one experiment. `None`: a signal has stopped it.
+fn measure(args: &Args, name: &str, signals: &Signals) -> Result<Option<(Archive, Report)>, Failure> {
     let mut ended = None;
     for attempt in 0..2 {
         match find(args, name) {
-            Found::Whole(found) => return Ok(*found),
+            Found::Whole(found) => return Ok(Some(*found)),
             // Perhaps of another program, which `ammeter run` does not resume.
             Found::Begun(_) if attempt > 0 => put_aside(&args.out, name)?,
             Found::Other => put_aside(&args.out, name)?,
@@ -162,11 +166,33 @@ fn measure(args: &Args, name: &str) -> Result<(Archive, Report), Failure> {
         command.args(["run", name, "--out"]).arg(args.out.join(name));
         command.arg(if args.whole { "--retry" } else { "--quick" });
         // A point whose runs are all invalid is a result, which the table shows.
-        ended = Some(command.status().map_err(Failure::io("start ammeter run"))?);
+        match finish(&mut command, signals).map_err(Failure::io("start ammeter run"))? {
+            (_, true) => return Ok(None),
+            (status, false) => ended = Some(status),
+        }
     }
     match find(args, name) {
-        Found::Whole(found) => Ok(*found),
+        Found::Whole(found) => Ok(Some(*found)),
         _ => Err(Failure::failed(format!("{name}: some runs are missing; ammeter run ended with {ended:?}"))),
+    }
+}
+
+/// Runs a command to its end, and passes signals to stop on to it. Returns its status, and whether there were any.
+fn finish(command: &mut Command, signals: &Signals) -> io::Result<(ExitStatus, bool)> {
+    // In a process group of its own it does not get the signals of a terminal: a second one would end it without clean-up.
+    let mut child = command.process_group(0).spawn()?;
+    let mut is_stopped = false;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok((status, is_stopped));
+        }
+        match signals.wait() {
+            stop @ (Signal::Interrupt | Signal::Terminate | Signal::Quit | Signal::HangUp) => {
+                stop.send(child.id());
+                is_stopped = true;
+            }
+            Signal::Child | Signal::User1 | Signal::User2 => {}
+        }
     }
 }
 
