@@ -94,6 +94,8 @@ fn host(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, table: &mut Val
                     value => Some(value),
                 }
             }
+            // Without a body, which another note may be about, there is no length.
+            "content-length" if value.is_empty() && scope.get("proxy_pass_request_body").is_some() => {}
             name if name.starts_with("x-forwarded-") || name == "forwarded" || is_own.contains(&name) => {}
             _ => page.note_here(site, field, "fields of requests are forwarded unchanged"),
         }

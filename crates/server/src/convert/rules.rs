@@ -65,7 +65,7 @@ pub(super) fn page(page: &mut Page, site: &mut SitePage, context: &Context<'_, '
     let Location { paths, directive, routes, guards, .. } = location;
     let is_rest = location.is_rest(context.server);
     if !is_rest {
-        remarks(page, site, directive);
+        remarks(page, site, location);
     }
     // Locations within it may rely on them.
     if !context.covers.tables(page, site, Some(at)) {
@@ -131,8 +131,12 @@ pub(super) fn page(page: &mut Page, site: &mut SitePage, context: &Context<'_, '
 }
 
 /// Notes the directives of a location that nothing translates.
-fn remarks(page: &mut Page, site: &mut SitePage, location: &Directive) {
-    for inner in location.inner() {
+fn remarks(page: &mut Page, site: &mut SitePage, location: &Location<'_>) {
+    // A request for an authorization has no body.
+    let is_met = |inner: &&Directive| {
+        location.asked_at.is_some() && inner.name == "proxy_pass_request_body" && inner.arg(0) == "off"
+    };
+    for inner in location.directive.inner().iter().filter(|inner| !is_met(inner)) {
         if let Fate::Left(why) = known::fate(inner) {
             page.note_here(site, inner, why);
         }

@@ -101,6 +101,8 @@ fn directives_that_change_responses_are_not_ignored() {
         "gzip_static always;",
         "proxy_next_upstream off;",
         "limit_req_status 503;",
+        "ssl_reject_handshake on;",
+        "proxy_redirect http://a/ /;",
         "autoindex_format json;",
         "location /a/ { send_timeout 3s; }",
         "location /a/ { keepalive_timeout 3s; }",
@@ -120,6 +122,12 @@ fn directives_that_change_responses_are_not_ignored() {
         "client_body_buffer_size 1m;",
         "underscores_in_headers off;",
         "merge_slashes on;",
+        "chunked_transfer_encoding on;",
+        "ssl_reject_handshake off;",
+        "proxy_redirect off;",
+        "proxy_intercept_errors off;",
+        "uninitialized_variable_warn off;",
+        "http2_chunk_size 4k;",
         "break;",
         "location /a/ { proxy_pass http://10.0.0.1; proxy_send_timeout 60s; }",
     ] {
@@ -349,4 +357,16 @@ fn caches_are_converted_if_their_pages_are_for_the_same_clients() {
 fn early_hints_of_applications_reach_all_clients() {
     let left = |value: &str| page(&format!("server {{ location / {{ early_hints {value}; }} }}")).left.len();
     assert_eq!((left("1"), left("$http2$http3")), (0, 1));
+}
+
+#[test]
+fn request_for_authorization_has_no_body() {
+    let auth =
+        "internal; proxy_pass http://10.0.0.2; proxy_pass_request_body off; proxy_set_header Content-Length \"\";";
+    let text = format!(
+        "server {{ location / {{ auth_request /auth; proxy_pass http://10.0.0.1; }} location = /auth {{ {auth} }}"
+    );
+    assert_eq!(page(&format!("{text} }}")).left, [""; 0]);
+    let other = "location /other/ { proxy_pass http://10.0.0.3; proxy_pass_request_body off; }";
+    assert_eq!(page(&format!("server {{ {other} }}")).left.len(), 1);
 }
