@@ -662,14 +662,9 @@ impl SendQueue {
         }
     }
 
-    /// When its connection may send again, whatever the response; [`Time::START`] if none was limited so far.
-    pub fn connection_due(&self) -> Time {
-        self.connection_due
-    }
-
-    /// Continues the bandwidth of a connection.
-    pub fn set_connection_due(&mut self, due: Time) {
-        self.connection_due = due;
+    /// Returns whether its connection needs it no longer: all was sent, and no bandwidth is shared with later responses.
+    pub fn is_spare(&self) -> bool {
+        !self.is_open() && self.connection_due == Time::START
     }
 
     /// Sends the front of the queue, in one call: data in memory, at most this many windows of a file, or both; and at most

@@ -97,8 +97,6 @@ pub struct Connection {
     pub(crate) peer: Peer,
     /// `None` when there is nothing to send.
     pub(crate) send_queue: Option<Box<SendQueue>>,
-    /// When it may send again what its own bandwidth limits; [`Time::START`] if there was nothing of it so far.
-    paced_until: Time,
     /// What it has to send in HTTP/2, in place of the send queue.
     pub(crate) outbox: Option<Box<Outbox>>,
     /// The earliest time at which the timer wheel will report this connection.
@@ -152,7 +150,6 @@ impl Connection {
             transport,
             peer: Peer::new(address),
             send_queue: None,
-            paced_until: Time::START,
             outbox: None,
             armed: Time::NEVER,
             acknowledged: None,
@@ -646,9 +643,6 @@ impl<D: DiskAccess> Turn<'_, D> {
                 Action::Send(HTTP1, reply) => {
                     let style = self.context.sender.style();
                     let send_queue = self.connection.send_queue.get_or_insert_with(|| self.context.sender.send_queue());
-                    if reply.record.bandwidth.is_some() {
-                        send_queue.set_connection_due(self.connection.paced_until);
-                    }
                     send_queue.put(reply, self.now, &self.context.shared.wall, style);
                 }
                 Action::Send(lane, reply) => {
@@ -840,9 +834,6 @@ impl<D: DiskAccess> Turn<'_, D> {
         // and some file systems cannot report that, but it must make progress eventually.
         let probes = if D::PROBES { Probes::All { fetched: connection.fetched } } else { Probes::None };
         let progress = send_queue.pump(&mut connection.transport, sender, probes, &mut log_context);
-        if send_queue.connection_due() != Time::START {
-            connection.paced_until = send_queue.connection_due();
-        }
         match &progress {
             Progress::Cold(_, range) if range.start == connection.fetched_at => {}
             Progress::Cold(_, range) => (connection.fetched, connection.fetched_at) = (0, range.start),
@@ -853,7 +844,7 @@ impl<D: DiskAccess> Turn<'_, D> {
         match progress {
             Progress::Done => {
                 connection.is_measured = false;
-                if let Some(send_queue) = connection.send_queue.take_if(|send_queue| !send_queue.is_open()) {
+                if let Some(send_queue) = connection.send_queue.take_if(|send_queue| send_queue.is_spare()) {
                     context.sender.give_back(send_queue);
                 }
                 Ok(Sent::All)

@@ -938,7 +938,8 @@ impl Worker {
             connection.transport.reset_on_close();
         }
         let is_incomplete = connection.outbox.as_ref().is_some_and(|outbox| outbox.has_responses());
-        if connection.send_queue.is_none() && !is_incomplete {
+        let send_queue = connection.send_queue.as_ref();
+        if send_queue.is_none_or(|send_queue| send_queue.is_empty() && !send_queue.is_open()) && !is_incomplete {
             return connection.transport.close();
         }
         self.broken += 1;
