@@ -99,7 +99,7 @@ fn nextest() -> Outcome<Command> {
 /// The tests of the wire suite that run again with TLS at all addresses of their servers: those of requests, responses
 /// and slow clients, except those that open hundreds of connections and would measure handshakes.
 const TLS_TESTS: &str = "binary(wire) and test(/^(amped|sped|mt|mp)::(files|ranges|conditions|messages|bodies|apps|limits)::/) \
-     and not test(/::(ranges_are_equal|requests_may_be_split|scripts_killed|max_processes)/)";
+     and not test(/(ranges_are_equal|requests_may_be_split|scripts_killed|max_processes)/)";
 
 /// Those that run once more with private keys in a process of their own, except those that count descriptors: each thread that has had
 /// something signed keeps one.
