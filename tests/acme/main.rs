@@ -148,7 +148,7 @@ fn key_process_gets_keys_of_new_certificates() {
         let server = ca.serve(&format!("{}\n{keys}", architecture(name)), ALPN, SITE);
         wait_until("a renewal", || count(&server, OBTAINED) >= 2);
         for _ in 0..16 {
-            assert_eq!(ca.https("a.example", "/a").as_deref(), Ok("served"), "{name}");
+            assert_eq!(ca.https("a.example", "/a").as_deref(), Ok("served"), "{name}: {}", server.said());
         }
         assert_eq!(count(&server, "acme: cannot"), 0, "{}", server.said());
     }
