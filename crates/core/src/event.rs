@@ -138,7 +138,7 @@ impl Work {
 }
 
 /// Resolve a name: find the file, or the directory's index file, open it and its siblings, and read small files.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NameWork {
     /// The number of the configuration, counted from the start.
     pub generation: u32,

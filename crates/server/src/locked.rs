@@ -72,17 +72,7 @@ mod tests {
                 scope.spawn(move || {
                     for n in 0..1000 {
                         let path: Arc<[u8]> = format!("/{thread}/{n}").into_bytes().into();
-                        let work = Work::Name(NameWork {
-                            generation: 0,
-                            site: 0,
-                            path,
-                            edition: 0,
-                            known: Vec::new(),
-                            variants: false,
-                            unpack: false,
-                            missing: None,
-                            from: 0,
-                        });
+                        let work = Work::Name(NameWork { path, ..NameWork::default() });
                         caches.learn(Time::START, &work, Found::Absent, sites);
                     }
                 });
@@ -106,18 +96,7 @@ mod tests {
             let sites = Sites::new(vec![Site::default()]).unwrap();
             for n in 0..2 * path_entries {
                 let path: Arc<[u8]> = format!("/{n}").into_bytes().into();
-                let (known, variants, unpack, missing) = Default::default();
-                let work = Work::Name(NameWork {
-                    generation: 0,
-                    site: 0,
-                    path,
-                    edition: 0,
-                    known,
-                    variants,
-                    unpack,
-                    missing,
-                    from: 0,
-                });
+                let work = Work::Name(NameWork { path, ..NameWork::default() });
                 caches.learn(Time::START, &work, Found::Absent, &sites);
             }
             let held = caches.figures().path_entries as usize;

@@ -33,18 +33,7 @@ fn cache(bytes: u64, file_max: u64, entries: usize) -> SharedCache {
 }
 
 fn work(path: impl AsRef<[u8]>) -> NameWork {
-    let (known, variants, unpack, missing) = Default::default();
-    NameWork {
-        generation: 1,
-        site: 0,
-        path: path.as_ref().into(),
-        edition: 0,
-        known,
-        variants,
-        unpack,
-        missing,
-        from: 0,
-    }
+    NameWork { generation: 1, path: path.as_ref().into(), ..NameWork::default() }
 }
 
 /// A file with this body; its number tells versions apart.
