@@ -129,34 +129,14 @@ impl RequestLimiter for RequestLimits {
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;
-    use std::time::Duration;
-
-    use amped_core::glob::Glob;
-    use amped_core::request_limit::{LimitKey, Rate};
-    use amped_units::Bytes;
 
     use super::*;
 
     const NOW: u64 = 1_000_000_000_000;
 
     fn limit(number: u16, requests: &str, burst: usize) -> RequestLimit {
-        let (pattern, max_delay) = (Glob::new("**"), Duration::ZERO);
-        let requests = Some(Rate::parse(requests).unwrap());
-        let (when, key, concurrent) = (None, LimitKey::Address, None);
-        let (rate, rate_after, connection_rate) = (None, Bytes(0), None);
-        RequestLimit {
-            pattern,
-            when,
-            key,
-            requests,
-            burst,
-            max_delay,
-            concurrent,
-            rate,
-            rate_after,
-            connection_rate,
-            number,
-        }
+        let text = format!("match = '**'\nrequests = '{requests}'\nburst = {burst}");
+        RequestLimit { number, ..toml::from_str(&text).unwrap() }
     }
 
     fn new() -> RequestLimits {
