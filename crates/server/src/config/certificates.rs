@@ -1,6 +1,7 @@
 //! Checks the keys about TLS together. The certificates are read with the configuration.
 
 use std::iter;
+use std::path::Path;
 use std::sync::Arc;
 
 use amped_http::h1::response::HSTS;
@@ -18,6 +19,15 @@ use crate::tickets::{TicketSecret, UnusableSecret};
 
 /// The default port of https, which URLs omit.
 const HTTPS_PORT: u16 = 443;
+
+impl SiteTable {
+    /// Returns the files of each certificate: of the chain, of the key, and of the OCSP response if it has one.
+    pub(super) fn certificate_files(&self) -> impl Iterator<Item = (&Path, &Path, Option<&Path>)> {
+        let responses = self.ocsp.iter().map(|path| Some(&**path).filter(|path| !path.as_os_str().is_empty()));
+        let files = self.certificate.iter().zip(&self.key).zip(responses.chain(iter::repeat(None)));
+        files.map(|((chain, key), ocsp)| (&**chain, &**key, ocsp))
+    }
+}
 
 impl Checker<'_> {
     /// Reads the certificates of a site, and makes their paths absolute.
@@ -44,19 +54,18 @@ impl Checker<'_> {
             self.findings.at(node.get("ocsp").span(), message, help);
             return Vec::new();
         }
-        let files = site.certificate.iter().zip(&site.key).zip(certificates.elements().zip(keys.elements()));
-        let responses = site.ocsp.iter().map(|path| Some(&**path).filter(|path| !path.as_os_str().is_empty()));
+        let nodes = certificates.elements().zip(keys.elements());
         let now = clock::since_1970();
         let mut read = Vec::new();
-        for (((chain, key), (chain_node, key_node)), ocsp) in files.zip(responses.chain(iter::repeat(None))) {
+        for ((chain, key, ocsp), (chain_node, key_node)) in site.certificate_files().zip(nodes) {
             if self.read.file.tls.keys == KeyHolder::Process {
                 // The key process reads them.
-                self.secrets.push(("private key", key.clone(), key_node.span()));
+                self.secrets.push(("private key", key.to_owned(), key_node.span()));
                 continue;
             }
             match Certificate::read(&KeySource::Files, chain, key, ocsp, now) {
                 Ok(certificate) => {
-                    self.secrets.push(("private key", key.clone(), key_node.span()));
+                    self.secrets.push(("private key", key.to_owned(), key_node.span()));
                     read.push(certificate);
                 }
                 Err(Unusable { is_key, message, help }) => {

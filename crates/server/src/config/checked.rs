@@ -10,7 +10,6 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::iter;
 use std::ops::{Deref, DerefMut, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -121,9 +120,9 @@ impl DerefMut for Settings {
 impl Settings {
     /// Returns the files of all certificates with their keys, and of those that are obtained.
     pub fn key_pairs(&self) -> Vec<Pair> {
-        let own = self.site.iter().flat_map(|site| site.certificate.iter().zip(&site.key));
+        let own = self.site.iter().flat_map(SiteTable::certificate_files);
         let obtained = self.acme.iter().flat_map(|acme| acme.files.iter().flatten());
-        own.map(|(chain, key)| Pair::new(chain, key)).chain(obtained.map(|file| Pair::new(file, file))).collect()
+        own.map(|(chain, key, _)| Pair::new(chain, key)).chain(obtained.map(|file| Pair::new(file, file))).collect()
     }
 
     /// Reads the certificates that were left to another process, from this source. Returns those that cannot be used.
@@ -138,9 +137,7 @@ impl Settings {
                 own.extend(Certificate::read(source, file, file, None, now));
                 continue;
             }
-            let responses = site.ocsp.iter().map(|path| Some(&**path).filter(|path| !path.as_os_str().is_empty()));
-            let files = site.certificate.iter().zip(&site.key).zip(responses.chain(iter::repeat(None)));
-            for ((chain, key), ocsp) in files {
+            for (chain, key, ocsp) in site.certificate_files() {
                 match Certificate::read(source, chain, key, ocsp, now) {
                     Ok(certificate) => own.push(certificate),
                     Err(why) => unusable.push(why),
