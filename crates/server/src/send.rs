@@ -403,9 +403,9 @@ impl Sender {
         }
     }
 
-    /// Returns what was noticed about objects since the last call.
-    pub fn take_noted(&mut self) -> NotedObjects {
-        std::mem::take(&mut self.noted)
+    /// Returns what was noticed about objects, to be drained.
+    pub fn noted(&mut self) -> &mut NotedObjects {
+        &mut self.noted
     }
 
     /// This range of a file is being sent: notes the window after its beginning, if it must be fetched.

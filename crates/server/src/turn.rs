@@ -47,7 +47,7 @@ use crate::passwords::verifier::{self, PendingVerdict};
 use crate::say;
 use crate::send::frames::FrameBuffer;
 use crate::send::streams::{ColdRange, GATHERED, Outbox};
-use crate::send::{LogContext, Probes, Progress, SendQueue, Sender};
+use crate::send::{LogContext, NotedObjects, Probes, Progress, SendQueue, Sender};
 use crate::tls_config::{SignatureTime, TlsConfig};
 use crate::token::Token;
 use crate::transport::tls::PARTIAL_MAX;
@@ -1010,11 +1010,11 @@ impl<D: DiskAccess> Turn<'_, D> {
 
     /// Has the windows of objects read ahead that will be sent next, and evicted ones closed when they are sent.
     fn note_objects(&mut self) {
-        let noted = self.context.sender.take_noted();
-        for version in noted.orphaned {
+        let NotedObjects { ahead, orphaned } = self.context.sender.noted();
+        for version in orphaned.drain(..) {
             self.context.shared.caches.forget_content(&version);
         }
-        for (content, offset) in noted.ahead {
+        for (content, offset) in ahead.drain(..) {
             self.disk.read_ahead(content, offset);
         }
     }
