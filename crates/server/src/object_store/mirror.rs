@@ -12,8 +12,9 @@
 //! A large object is there in part: its file (`layout`) has the windows that were asked for, and its record comes with the first of
 //! them. A missing window is filled in place, by the holder of the lock on `NAME.wNUMBER`.
 //!
-//! All names together never have more bytes than configured. Responses keep an evicted object open, so its bytes are on the
-//! disk until they end, without being counted. But what is added to such a file is (see [`Mirror::fill`]).
+//! All names together never have more bytes than configured. An evicted object that a response has open stays on the disk
+//! until the response ends; its bytes are not counted. A window that is added to such a file is counted, and the file
+//! with it ([`Mirror::fill`]).
 
 use std::ffi::CStr;
 use std::fs::{self, File, FileTimes, TryLockError};
@@ -237,8 +238,8 @@ impl Mirror {
 
     /// Returns the bytes in use of a file. A window that was being filled when the server was killed is removed from it.
     fn count_file(&self, name: &Name, record: &ObjectRecord, path: &Path) -> io::Result<u64> {
+        let Some(layout) = &record.layout else { return Ok(path.metadata()?.len()) };
         let file = File::options().read(true).write(true).open(path)?;
-        let Some(layout) = &record.layout else { return record.occupied(&file) };
         let occupied = layout.occupied(&file)?;
         if file.metadata()?.blocks() * 512 > occupied.next_multiple_of(PAGE) + PAGE {
             for window in 0..layout.windows() {
