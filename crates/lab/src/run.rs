@@ -674,34 +674,12 @@ impl Server {
     }
 
     fn await_answer(&mut self, site: &Site, into: &Path, stop: &Stop) -> Result<(), Failure> {
-        let begin = Instant::now();
-        let mut answered = None;
-        let said = || {
-            let text: String = ["server.err", name::SERVER_LOG]
-                .iter()
-                .map(|name| fs::read_to_string(into.join(name)).unwrap_or_default())
-                .collect();
-            let lines: Vec<&str> = text.trim().lines().collect();
-            lines[lines.len().saturating_sub(5)..].join("\n")
-        };
         // For a file set any status below 500 will do: its root may not be a page. The floor server
         // replays recorded responses, which may be errors.
         let any = site.manifest.is_some() || site.replies.is_some();
         let is_right = |status: u16| if any { status < 500 } else { status == 200 };
-        while begin.elapsed() < START && !stop.is_stopped() {
-            if let Some(status) = self.running.ended() {
-                return Err(Failure::failed(format!("it exited before its first response ({status}): {}", said())));
-            }
-            answered = subject::ask(self.address, &site.target).map(|(status, _)| status);
-            if answered.is_some_and(is_right) {
-                return Ok(());
-            }
-            thread::sleep(Duration::from_micros(500));
-        }
-        Err(Failure::failed(match answered {
-            Some(status) => format!("it responds to {} with {status}: {}", site.target, said()),
-            None => format!("it did not respond within {START:?}: {}", said()),
-        }))
+        let logs = ["server.err", name::SERVER_LOG].map(|name| into.join(name));
+        await_response(("it", &mut self.running), (self.address, &site.target), is_right, &logs, stop)
     }
 
     /// Returns the number of requests counted so far, if the server reports them by a way other than
@@ -721,6 +699,43 @@ impl Server {
             _ => None,
         }
     }
+}
+
+/// Waits until a server that was started gives a response that is right. Otherwise the error quotes its logs.
+///
+/// # Errors
+/// It exits, does not respond in time, or gives a wrong response; an interrupt.
+fn await_response(
+    (name, running): (&str, &mut Running),
+    (address, target): (SocketAddr, &str),
+    is_right: impl Fn(u16) -> bool,
+    logs: &[PathBuf],
+    stop: &Stop,
+) -> Result<(), Failure> {
+    let begin = Instant::now();
+    let mut answered = None;
+    let said = || {
+        let text: String = logs.iter().map(|log| fs::read_to_string(log).unwrap_or_default()).collect();
+        let lines: Vec<&str> = text.trim().lines().collect();
+        lines[lines.len().saturating_sub(5)..].join("\n")
+    };
+    while begin.elapsed() < START {
+        if stop.is_stopped() {
+            return Err(interrupted());
+        }
+        if let Some(status) = running.ended() {
+            return Err(Failure::failed(format!("{name} exited before its first response ({status}): {}", said())));
+        }
+        answered = subject::ask(address, target).map(|(status, _)| status);
+        if answered.is_some_and(&is_right) {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_micros(500));
+    }
+    Err(Failure::failed(match answered {
+        Some(status) => format!("{name} responds to {target} with {status}: {}", said()),
+        None => format!("{name} did not respond within {START:?}: {}", said()),
+    }))
 }
 
 /// The address of a server at the other end of a path. In a private namespace every port is free.
@@ -779,17 +794,8 @@ route = [
         let words: Vec<String> = joined.iter().cloned().chain(pin).chain(path).chain(start.words).collect();
         let log = into.join("origin.log");
         let mut running = Running::start("the origin", &words, Streams::to(None, &log)?)?;
-        let begin = Instant::now();
-        while subject::ask(Origin::ADDRESS, &format!("/bucket{}", site.target)).is_none() {
-            if stop.is_stopped() {
-                return Err(interrupted());
-            }
-            if running.ended().is_some() || begin.elapsed() > START {
-                let said = fs::read_to_string(&log).unwrap_or_default();
-                return Err(Failure::failed(format!("the origin did not respond: {}", said.trim())));
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
+        let target = format!("/bucket{}", site.target);
+        await_response(("the origin", &mut running), (Origin::ADDRESS, &target), |_| true, &[log], stop)?;
         Ok(Origin { _running: running })
     }
 }
