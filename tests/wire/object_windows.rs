@@ -50,6 +50,15 @@ fn read_start(client: &mut Client, count: usize) -> Vec<u8> {
     client.buffered().to_vec()
 }
 
+/// Requests an object of which the store sends only this many bytes, and waits for them.
+fn request_held(setup: &Setup, server: &Server, target: &str, count: usize) -> Client {
+    setup.store.hold(Some(count));
+    let mut client = server.connect();
+    client.send_request("GET", target, &[]);
+    read_start(&mut client, count);
+    client
+}
+
 #[test]
 fn first_bytes_arrive_while_store_withholds_the_rest() {
     let setup = Setup::new();
@@ -57,11 +66,9 @@ fn first_bytes_arrive_while_store_withholds_the_rest() {
     setup.store.put("site/hot.txt", "hot");
     let server = serve(&setup);
     assert_eq!(server.get("/hot.txt").text(), "hot");
-    setup.store.hold(Some(2 * WINDOW));
-    let mut client = server.connect();
-    client.send_request("GET", "/a.bin", &[]);
-    let start = read_start(&mut client, 2 * WINDOW);
-    assert!(start == object(0)[..2 * WINDOW], "{} bytes", start.len());
+    let mut client = request_held(&setup, &server, "/a.bin", 2 * WINDOW);
+    let start = client.buffered();
+    assert!(start[..2 * WINDOW] == object(0)[..2 * WINDOW], "{} bytes", start.len());
     // In SPED all clients wait with this one.
     if architecture() != Some("sped") {
         for _ in 0..20 {
@@ -147,10 +154,7 @@ fn object_that_is_replaced_meanwhile_is_cut_off() {
     let setup = Setup::new();
     setup.store.put(KEY, object(0));
     let server = serve(&setup);
-    setup.store.hold(Some(2 * WINDOW));
-    let mut client = server.connect();
-    client.send_request("GET", "/a.bin", &[]);
-    read_start(&mut client, 2 * WINDOW);
+    let mut client = request_held(&setup, &server, "/a.bin", 2 * WINDOW);
     setup.store.put(KEY, object(0x80));
     setup.store.hold(None);
     let body = client.read_to_end();
@@ -173,10 +177,7 @@ fn store_that_fails_in_the_middle_cuts_off_response() {
         let server = serve_with(&setup, "timeout = \"300ms\"", "");
         let target = format!("/{n}.bin");
         setup.store.put(&format!("site{target}"), object(0));
-        setup.store.hold(Some(2 * WINDOW));
-        let mut client = server.connect();
-        client.send_request("GET", &target, &[]);
-        read_start(&mut client, 2 * WINDOW);
+        let mut client = request_held(&setup, &server, &target, 2 * WINDOW);
         setup.store.fail(fault);
         setup.store.hold(None);
         let body = client.read_to_end();
@@ -232,10 +233,7 @@ fn server_killed_in_the_middle_of_a_window_leaves_nothing_wrong() {
     let setup = Setup::new();
     setup.store.put(KEY, object(0));
     let server = serve(&setup);
-    setup.store.hold(Some(2 * WINDOW));
-    let mut client = server.connect();
-    client.send_request("GET", "/a.bin", &[]);
-    read_start(&mut client, 2 * WINDOW);
+    let _client = request_held(&setup, &server, "/a.bin", 2 * WINDOW);
     // Half of the window arrives, and then nothing.
     setup.store.fail(Fault::Stalls);
     setup.store.hold(None);
@@ -246,7 +244,7 @@ fn server_killed_in_the_middle_of_a_window_leaves_nothing_wrong() {
     setup.store.fail(Fault::Down);
     let before = parts(&setup);
     let server = serve(&setup);
-    // What is here is served without the store.
+    // Windows on the disk are served without the store.
     let part = server.connect().request("GET", "/a.bin", &[("Range", "bytes=1000-400000")]);
     assert!(part.status == 206 && part.body == object(0)[1000..=400_000]);
     assert!(on_disk() < 2 * WINDOW + WINDOW / 4, "{} bytes", on_disk());
@@ -387,10 +385,7 @@ fn evicted_object_is_sent_to_its_end() {
     let setup = Setup::new();
     setup.store.put(KEY, object(0));
     let server = serve(&setup);
-    setup.store.hold(Some(3 * WINDOW));
-    let mut client = server.connect();
-    client.send_request("GET", "/a.bin", &[]);
-    read_start(&mut client, 3 * WINDOW);
+    let mut client = request_held(&setup, &server, "/a.bin", 3 * WINDOW);
     setup.files().iter().for_each(|path| fs::remove_file(path).unwrap());
     setup.store.hold(None);
     client.wait_for_many_bytes(SIZE);
