@@ -252,7 +252,7 @@ impl FileHandle for OpenFile {
     /// even if the mtime was reset. Never waits.
     fn has_bytes_of(&self, version: &FileVersion) -> bool {
         if self.windows.is_some() {
-            // What is missing of an evicted object is fetched into its next file.
+            // Missing windows of an evicted object are fetched into its next file.
             let has_name = || file::status(self).is_ok_and(|status| status.links > 0);
             return !self.is_replaced() && (has_name() || self.is_complete());
         }

@@ -42,7 +42,7 @@ pub(super) fn run(ends: Ends<'_>, pairs: impl Iterator<Item = (Pair, Rc<OpenPair
     }
     let mut keys = Keys::default();
     for (pair, files) in pairs {
-        // If it cannot be used, the server is told so when it asks for the pair.
+        // A pair that cannot be used is reported when the server asks for it.
         let _ = keys.read(&pair, &files);
     }
     match serve(ends, &Arc::new(RwLock::new(keys))) {

@@ -33,7 +33,7 @@ pub struct StoreSettings {
     pub authorities: Vec<CertificateDer<'static>>,
 }
 
-/// A window is a multiple of this, bytes: the unit of sending, so that what is sent at a time is in one window.
+/// Unit of `window_bytes`, in bytes. It is the unit of sending too, so one send never spans two windows.
 pub const WINDOW_STEP: u64 = 256 * 1024;
 
 /// Why settings cannot be used: the key with the error, if one has it, a message, and what to do.
