@@ -127,6 +127,49 @@ fn valid_password_is_accepted_and_others_get_401() {
     assert_eq!(client.request("GET", "/private/none", &[("Authorization", &pass)]).status, 404);
 }
 
+#[test]
+fn exempt_addresses_need_no_password_for_their_directory_only() {
+    let site = tree();
+    site.file("office/page.html", "for the office");
+    let script =
+        site.file("office/time", "#!/bin/sh\nprintf 'Content-Type: text/plain\n\n'; cat /proc/uptime; echo $$\n");
+    fs::set_permissions(script, PermissionsExt::from_mode(0o755)).unwrap();
+    let users = site.path().with_extension("users");
+    let _gone = Users(&users);
+    let keys = format!(
+        "[[site.route]]\nmatch = '/office/inner'\nrewrite = '/private/page.html'\n\
+         [[site.route]]\nmatch = '/private/outer'\nrewrite = '/office/page.html'\n\
+         [[site.app]]\nmatch = '/office/time'\ncgi = true\ncache = '1h'\n\
+         [[site.auth]]\ndirectory = '/office/'\naccounts = {users:?}\nexempt = ['10.0.0.0/8', '2001:db8::/32']"
+    );
+    let server = serve(&site, &keys, "trusted_proxies = ['127.0.0.1']");
+    let mut client = server.connect();
+    let mut ask = |target: &str, address: &str, password: &str| {
+        let pass = basic("ann", password);
+        let mut fields = vec![("X-Forwarded-For", address)];
+        fields.extend((!password.is_empty()).then_some(("Authorization", &*pass)));
+        let response = client.request("GET", target, &fields);
+        (response.status, response.text(), response.field("Cache-Control").map(str::to_owned))
+    };
+    let office = (200, "for the office".to_owned(), Some("private".to_owned()));
+    for address in ["10.1.2.3", "2001:db8::7"] {
+        assert_eq!(ask("/office/page.html", address, ""), office, "{address}");
+        assert_eq!(ask("/office/page.html", address, "wrong"), office, "it is not asked for");
+        // The other directory has no exemption, whichever way leads there.
+        assert_eq!(ask("/private/page.html", address, "").0, 401);
+        assert_eq!(ask("/office/inner", address, "").0, 401);
+        assert_eq!(ask("/private/outer", address, "").0, 401);
+        assert_eq!(ask("/office/inner", address, "open sesame").1, "for some");
+    }
+    assert_eq!(ask("/office/page.html", "192.0.2.1", "").0, 401);
+    assert_eq!(ask("/office/page.html", "192.0.2.1", "wrong").0, 401);
+    assert_eq!(ask("/office/page.html", "192.0.2.1", "open sesame"), office);
+    // Nobody else gets the response of an application to an exempt client.
+    let first = ask("/office/time", "10.1.2.3", "");
+    assert_eq!((first.0, first.2.as_deref()), (200, Some("private")));
+    assert_ne!(ask("/office/time", "10.1.2.3", "").1, first.1);
+}
+
 /// Each of two directories has a password, and a route leads from one to the other.
 #[test]
 fn rewritten_request_satisfies_passwords_of_both_paths() {

@@ -9,6 +9,10 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
+use amped_http::h1::request::Request;
+
+use crate::network::Network;
+
 /// A directory, including everything below it, that requires authentication.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guard {
@@ -18,9 +22,22 @@ pub struct Guard {
     pub realm: Box<str>,
     /// The index of the account list.
     pub accounts: u16,
+    /// Clients with these addresses need no password.
+    pub exempt: Vec<Network>,
 }
 
 impl Guard {
+    /// Whether this client needs no password.
+    pub fn exempts(&self, request: &Request<'_>) -> bool {
+        let is_among = |address| self.exempt.iter().any(|network| network.contains(address));
+        request.client.is_some_and(|client| is_among(client.address))
+    }
+
+    /// Whether it admits exactly those that another one admits.
+    pub fn is_like(&self, other: &Guard) -> bool {
+        (self.accounts, &self.exempt) == (other.accounts, &other.exempt)
+    }
+
     /// Whether a clean path is the directory or lies below it.
     pub fn covers(&self, path: &[u8]) -> bool {
         is_within(path, &self.directory)
@@ -309,7 +326,8 @@ mod tests {
 
     #[test]
     fn guard_covers_only_its_directory() {
-        let guard = |directory: &str| Guard { directory: directory.into(), realm: "x".into(), accounts: 0 };
+        let guard =
+            |directory: &str| Guard { directory: directory.into(), realm: "x".into(), accounts: 0, exempt: Vec::new() };
         let check = |directory: &str, path: &str, expected| {
             assert_eq!(guard(directory).covers(path.as_bytes()), expected, "{directory} {path}");
         };

@@ -110,7 +110,7 @@ pub(crate) fn first_step<F: FileHandle>(
     if site.preflight(path, request).is_some() {
         return admitted_step(now, request, origin, resolved, shared);
     }
-    resolved.verified = 0;
+    (resolved.verified, resolved.is_exempt) = (0, false);
     verified_step(now, request, origin, resolved, shared)
 }
 
@@ -123,8 +123,15 @@ fn verified_step<F: FileHandle>(
     shared: &mut SharedState<F>,
 ) -> Step<F> {
     let SharedState { sites, caches, .. } = shared;
-    let Some(guard) = resolved.next_guard(sites.of(resolved.site), request) else {
-        return admitted_step(now, request, origin, resolved, shared);
+    let guard = loop {
+        match resolved.next_guard(sites.of(resolved.site), request) {
+            None => return admitted_step(now, request, origin, resolved, shared),
+            Some(guard) if guard.exempts(request) => {
+                resolved.verified += 1;
+                resolved.is_exempt = true;
+            }
+            Some(guard) => break guard,
+        }
     };
     let Some(credentials) = request.authorization.and_then(Credentials::parse) else {
         return Step::Fail(Status::UNAUTHORIZED, "authentication required");
@@ -534,7 +541,7 @@ fn step_before_lone<F>(
     }
     let is_guarded_alike = site
         .guards_of(&lone.name, request)
-        .all(|guard| site.guards_of(&resource.name, request).any(|passed| passed.accounts == guard.accounts));
+        .all(|guard| site.guards_of(&resource.name, request).any(|passed| passed.is_like(guard)));
     let is_authorized_alike = site
         .authorizations_of(&lone.name, request)
         .all(|(rule, _)| site.authorizations_of(&resource.name, request).any(|(passed, _)| passed == rule));

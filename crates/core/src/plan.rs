@@ -67,8 +67,10 @@ pub(crate) struct Resolved<'a> {
     form: PathForm,
     /// The plan, if it was needed [before](Resolved::plan_ahead) it can be carried out.
     planned: Option<Plan>,
-    /// The number of its guards whose password was verified since the first step.
+    /// The number of its guards whose password was verified since the first step, or is not needed.
     pub(crate) verified: usize,
+    /// A guard has admitted the client by its address.
+    pub(crate) is_exempt: bool,
     /// The rules by which applications have authorised the request: their indices among those of the site.
     pub(crate) authorized: Vec<usize>,
     /// The user that these applications have named.
@@ -148,8 +150,20 @@ pub(crate) fn resolve<'a>(
 ) -> Resolved<'a> {
     let resolved = |site, requested, form| {
         let (rewritten, planned, verified, authorized) = (None, None, 0, Vec::new());
-        let (user, awaits_user) = (None, false);
-        Resolved { generation, site, requested, rewritten, form, planned, verified, authorized, user, awaits_user }
+        let (user, awaits_user, is_exempt) = (None, false, false);
+        Resolved {
+            generation,
+            site,
+            requested,
+            rewritten,
+            form,
+            planned,
+            verified,
+            is_exempt,
+            authorized,
+            user,
+            awaits_user,
+        }
     };
     let site = |sites: &Sites| sites.for_host(request.host).number;
     let (Target::Origin { path: sent, .. } | Target::Absolute { path: sent, .. }) = request.target else {

@@ -159,11 +159,11 @@ pub enum Symlinks {
 impl Site {
     /// The guards of a request for this path, all of which must admit it. Of nested directories, the
     /// innermost guard applies; if a route substitutes another path, the guard of its directory applies too,
-    /// unless it has the same accounts.
+    /// unless it admits the same clients.
     pub fn guards_of<'s>(&'s self, path: &[u8], request: &Request<'_>) -> impl Iterator<Item = &'s Guard> + use<'s> {
         let of = |path: &[u8]| self.guard_at(path);
         let [first, second] = if self.guards.is_empty() { [None; 2] } else { self.of_both(path, request, of) };
-        let second = second.filter(|guard| first.is_none_or(|first| first.accounts != guard.accounts));
+        let second = second.filter(|guard| first.is_none_or(|first| !first.is_like(guard)));
         first.into_iter().chain(second)
     }
 
@@ -569,6 +569,7 @@ pub struct Sites {
 
 impl Sites {
     /// Numbers the sites in order. `None` if there are none.
+    have_exemptions: bool,
     pub fn new(mut sites: Vec<Site>) -> Option<Sites> {
         for (number, site) in sites.iter_mut().enumerate() {
             site.number = u16::try_from(number).ok()?;
@@ -593,6 +594,7 @@ impl Sites {
             have_limits_by_user,
             proxies: None,
         })
+        let have_exemptions = sites.iter().flat_map(|site| &site.guards).any(|guard| !guard.exempt.is_empty());
     }
 
     /// Trusts these proxies.
@@ -601,6 +603,7 @@ impl Sites {
         Sites { proxies, ..self }
     }
 
+            have_exemptions,
     /// The proxies that name clients, if any.
     pub fn proxies(&self) -> Option<&TrustedProxies> {
         self.proxies.as_ref()
@@ -608,7 +611,7 @@ impl Sites {
 
     /// Whether the client of a request must be known before it is answered.
     pub fn need_clients(&self) -> bool {
-        self.have_access_rules || self.have_limits || self.proxies.is_some()
+        self.have_access_rules || self.have_limits || self.have_exemptions || self.proxies.is_some()
     }
 
     /// Whether any of them has directories that only some addresses may access.

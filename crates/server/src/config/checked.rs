@@ -899,7 +899,8 @@ impl Checker<'_> {
             self.accounts.push((file.clone(), place));
             self.accounts.len() - 1
         });
-        Some(Guard { directory: table.directory.clone(), realm: realm.clone(), accounts: u16::try_from(at).ok()? })
+        let (directory, exempt) = (table.directory.clone(), table.exempt.clone());
+        Some(Guard { directory, realm: realm.clone(), accounts: u16::try_from(at).ok()?, exempt })
     }
 
     /// The applications of a site, and the paths that are files in spite of them.

@@ -305,6 +305,10 @@ pub struct AuthTable {
 }
 
 /// Application (CGI, FastCGI or HTTP) by pattern
+    /// Addresses and networks of clients that need no password
+    #[serde(default)]
+    #[schemars(extend("examples" = [["10.0.0.0/8"]]))]
+    pub exempt: Vec<Network>,
 ///
 /// The first table whose `match` matches a path, or the beginning of one, applies. It has exactly one of `cgi`, `fastcgi`,
 /// `command`, `http` and `static`.

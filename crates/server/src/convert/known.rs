@@ -415,7 +415,8 @@ const HINTS: &[(&[&str], &str)] = &[
         &["map", "geo", "split_clients"],
         "there are no variables of your own; use conditions (`when`) in the rules that use it",
     ),
-    (&["set"], "there are no variables of your own; write the value where it is used"),
+    (&["satisfy"], "use `exempt` in `[[site.auth]]`, which has addresses that need no password"),
+    (&["set"], "only a variable that always has the same value is replaced by it; write the value where it is used"),
     (
         &["fastcgi_cache_path", "proxy_cache_path"],
         "pages are kept in memory, within `content_bytes` of `[cache]`, and not over a restart",
