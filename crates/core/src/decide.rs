@@ -208,7 +208,7 @@ fn required_https(request: &Request<'_>, resolved: &Resolved<'_>, site: &Site) -
 fn https_location(request: &Request<'_>, site: &Site, port: u16) -> Option<Vec<u8>> {
     let (Target::Origin { path, query } | Target::Absolute { path, query, .. }) = request.target else { return None };
     // HTTP/1.0 need not name the host.
-    let first = || site.hosts.iter().find(|host| !host.starts_with('*'));
+    let first = || site.hosts.iter().find(|host| !host.contains('*'));
     let host = if request.host.is_empty() { first()?.as_bytes() } else { request.host };
     let port = if port == 443 { Vec::new() } else { [b":", &*cgi::decimal(port.into())].concat() };
     let query = query.map_or_else(Vec::new, |query| [b"?", query].concat());

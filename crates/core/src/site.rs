@@ -45,7 +45,8 @@ pub struct Site {
     /// Its index in [`Sites`], by which the disk side finds its root.
     #[serde(skip)]
     pub number: u16,
-    /// Host names in lower case: exact (`example.org`), or with a leading `*.` for any name below.
+    /// Host names in lower case: exact (`example.org`), with a leading `*.` for any name below, or with `.*` at the end for any
+    /// name that begins so.
     #[serde(skip)]
     pub hosts: Vec<Box<str>>,
     /// Index file names of directories, in order of preference.
@@ -664,8 +665,8 @@ impl Sites {
         self.get(number).unwrap_or(self.first())
     }
 
-    /// The site for `host` (any case, no port): an exact name, else
-    /// the longest matching `*.` pattern, else the first site.
+    /// The site for `host` (any case, no port): an exact name, else the longest matching pattern with `*` at the beginning,
+    /// else the longest with `*` at the end, else the first site.
     pub fn for_host(&self, host: &[u8]) -> &Site {
         if self.sites.len() > 1 {
             let exact = |site: &&Site| site.hosts.iter().any(|name| name.as_bytes().eq_ignore_ascii_case(host));
@@ -678,8 +679,15 @@ impl Sites {
                 }
                 _ => false,
             };
-            let patterns = self.sites.iter().flat_map(|site| site.hosts.iter().map(move |name| (name, site)));
-            if let Some((_, site)) = patterns.filter(|(name, _)| below(name)).max_by_key(|(name, _)| name.len()) {
+            let begins = |name: &str| match name.strip_suffix('*') {
+                Some(start) => host.len() > start.len() && host[..start.len()].eq_ignore_ascii_case(start.as_bytes()),
+                None => false,
+            };
+            let patterns = || self.sites.iter().flat_map(|site| site.hosts.iter().map(move |name| (name, site)));
+            let longest = |matches: &dyn Fn(&str) -> bool| {
+                patterns().filter(|(name, _)| matches(name)).max_by_key(|(name, _)| name.len()).map(|(_, site)| site)
+            };
+            if let Some(site) = longest(&below).or_else(|| longest(&begins)) {
                 return site;
             }
         }
@@ -744,6 +752,21 @@ mod tests {
         let site = Site { aliases: aliases.into(), ..Site::default() };
         let check = |path: &str, expected: (u16, Option<&str>)| {
             assert_eq!(site.place(path.as_bytes()), (expected.0, expected.1.map(str::as_bytes)), "{path}");
+    #[test]
+    fn pattern_with_star_at_its_end_is_the_last_choice() {
+        let sites = [&["first.example"][..], &["wiki.*"], &["wiki.b.*"], &["*.b.example"], &["wiki.c.example"]];
+        let sites = Sites::new(sites.iter().map(|hosts| site(hosts)).collect()).expect("some");
+        let check = |host: &str, expected| assert_eq!(sites.for_host(host.as_bytes()).number, expected, "{host:?}");
+        check("wiki.example", 1);
+        check("WIKI.x.y", 1);
+        check("wiki.b.x", 2);
+        check("wiki.b.example", 3);
+        check("wiki.c.example", 4);
+        check("wiki.", 0);
+        check("wikis.example", 0);
+        check("x.wiki.example", 0);
+    }
+
         };
         check("/", (0, Some("")));
         check("/a/b", (0, Some("a/b")));

@@ -149,8 +149,8 @@ impl Checker<'_> {
         for host in node.get("hosts").elements() {
             let name = host.text();
             let is_address = name.starts_with('[') || name.parse::<IpAddr>().is_ok();
-            are_good &= !is_address && !name.starts_with('*');
-            if name.starts_with('*') {
+            are_good &= !is_address && !name.contains('*');
+            if name.contains('*') {
                 let message =
                     format!("cannot obtain a certificate for `{name}`: only dns-01 proves control of a wildcard");
                 let help =

@@ -114,9 +114,10 @@ pub struct File {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct SiteTable {
-    /// Host names; "*.example.org" is every name below example.org
+    /// Host names; "*.example.org" is every name below example.org, "www.*" every name that begins with "www."
     ///
-    /// Required for every site but the first.
+    /// Required for every site but the first. An exact name takes precedence, then the longest with a star at its beginning, then at
+    /// its end.
     #[schemars(extend("examples" = [["example.org", "*.example.org"]]))]
     #[serde(deserialize_with = "HostName::list")]
     pub hosts: Vec<Box<str>>,

@@ -194,12 +194,12 @@ fn host_name(host: &str) -> Result<(), String> {
     if !host.is_ascii() {
         return Err("write its ASCII form, which begins with `xn--`".to_owned());
     }
-    let name = host.strip_prefix("*.").unwrap_or(host);
+    let name = host.strip_prefix("*.").or_else(|| host.strip_suffix(".*")).unwrap_or(host);
     let good = |label: &str| {
         (1..=63).contains(&label.len()) && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
     };
     if name.len() > 253 || !name.split('.').all(good) {
-        return Err("write a name such as `example.org`, or `*.example.org` for all names below it".to_owned());
+        return Err("write a name such as `example.org`, `*.example.org` for all names below it, or `www.*` for all that begin so".to_owned());
     }
     Ok(())
 }

@@ -252,7 +252,7 @@ fn sites(page: &mut Page, http: &Http<'_>, mut servers: Vec<&Directive>) {
         let mut site = server::site(page, http, server, &own, redirect.copied());
         close(page, http, server, &mut site, is_redirected);
         for directive in strange {
-            page.note_in(&mut site, directive, "a host is a name, or `*.` and a name");
+            page.note_in(&mut site, directive, "a host is a name, `*.` and a name, or a name and `.*`");
         }
         if is_redirected {
             site.keys.insert("redirect_to_https".to_owned(), true.into());
@@ -297,7 +297,7 @@ fn names_of(server: &Directive) -> (Vec<String>, Vec<&Directive>) {
         for name in &directive.args {
             match name.as_str() {
                 "_" | "" | "localhost.localdomain" => {}
-                name if name.starts_with('~') || name.contains('$') || name.ends_with(".*") => strange.push(directive),
+                name if name.starts_with('~') || name.contains('$') => strange.push(directive),
                 name => match name.strip_prefix('.') {
                     Some(domain) => {
                         names.extend([domain.to_ascii_lowercase(), format!("*.{domain}").to_ascii_lowercase()])

@@ -137,6 +137,10 @@ fn origins(origin: &str, names: &[String]) -> Result<Vec<Origin>, String> {
     else {
         return if all[0].0.contains('$') { Err(literal_host()) } else { Ok(all) };
     };
+    if names.is_empty() && ["$scheme://$host", "$scheme://$http_host"].contains(&&*origin.replace("${host}", "$host")) {
+        // The server has any name, and the client stays where it is.
+        return Ok(vec![(String::new(), Map::new())]);
+    }
     let names = if variable == "$server_name" { &names[..names.len().min(1)] } else { names };
     if names.is_empty() {
         return Err(literal_host());
