@@ -70,7 +70,7 @@ impl Backend {
         Backend::at(TcpListener::bind("127.0.0.1:0").unwrap(), serve)
     }
 
-    fn at(listener: TcpListener, serve: impl Fn(usize, &mut Peer) + Send + Sync + 'static) -> Backend {
+    pub(super) fn at(listener: TcpListener, serve: impl Fn(usize, &mut Peer) + Send + Sync + 'static) -> Backend {
         let address = listener.local_addr().unwrap();
         let (streams, is_over): (Arc<Mutex<Vec<TcpStream>>>, _) = (Arc::default(), Arc::new(AtomicBool::new(false)));
         let (all, over, serve) = (Arc::clone(&streams), Arc::clone(&is_over), Arc::new(serve));
@@ -115,7 +115,7 @@ impl Backend {
         Backend::named_at(TcpListener::bind("127.0.0.1:0").unwrap(), name)
     }
 
-    fn named_at(listener: TcpListener, name: &'static str) -> Backend {
+    pub(super) fn named_at(listener: TcpListener, name: &'static str) -> Backend {
         Backend::at(listener, move |_, peer| {
             while peer.request().is_some() {
                 peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{name}", name.len()));

@@ -9,6 +9,7 @@ mod app_compression;
 mod apps;
 mod auth;
 mod authorize;
+mod backend_names;
 mod backend_tls;
 mod bandwidth;
 mod bodies;

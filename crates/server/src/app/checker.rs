@@ -1,4 +1,4 @@
-//! Active health checks: a thread requests a path of each backend of a rule at an interval, and those that do not respond as
+//! What happens at intervals without a request: names of backends are resolved again (`names`), and active health checks: a thread requests a path of each backend of a rule at an interval, and those that do not respond as
 //! they should get no requests (`health`).
 //!
 //! Each process with loops has a thread, which checks if no other one has. No loop waits: the thread has blocking
@@ -16,31 +16,68 @@ use amped_sys::shared::Outside;
 
 use super::backend::{At, Backend};
 use super::health::Health;
-use super::upstream::Upstream;
+use super::names::Names;
+use super::upstream::{Upstream, Upstreams};
 use crate::backend_tls::explain;
 use crate::config::settings::HealthCheck;
 use crate::say;
 
 /// Starts the thread of this process that checks the backends, if they are to be checked and none was started.
-pub(super) fn start(upstream: &Arc<Upstream>) {
-    let Some(health) = upstream.health() else { return };
-    if !health.takes_start() {
+pub(super) fn start(upstreams: &Arc<Upstreams>) {
+    if !upstreams.current().health().is_some_and(Health::takes_start) {
         return;
     }
-    let known = Arc::downgrade(upstream);
-    let started = builder().spawn(move || check_always(&known));
+    let known = Arc::downgrade(upstreams);
+    let started = builder("health").spawn(move || check_always(&known));
     if let Err(error) = started {
         say!("cannot start the thread for health checks: {error}; backends are not checked");
     }
 }
 
-fn builder() -> thread::Builder {
-    thread::Builder::new().name("health".to_owned()).stack_size(256 * 1024)
+/// Starts the thread of this process that resolves the names of these backends, unless it was started for them.
+pub(super) fn start_resolving<'a>(upstreams: impl Iterator<Item = &'a Arc<Upstreams>>) {
+    let named = upstreams.filter(|upstreams| upstreams.names().is_some_and(Names::takes_start));
+    let mut named: Vec<Weak<Upstreams>> = named.map(Arc::downgrade).collect();
+    if named.is_empty() {
+        return;
+    }
+    let started = builder("names").spawn(move || {
+        while let Some(patience) = resolve_all(&mut named) {
+            thread::sleep(patience);
+        }
+    });
+    if let Err(error) = started {
+        say!("cannot start the thread that resolves names: {error}; backends keep their addresses");
+    }
+}
+
+/// Resolves the names that are due. Returns the time until the next are; `None`: the configuration no longer has them.
+fn resolve_all(named: &mut Vec<Weak<Upstreams>>) -> Option<Duration> {
+    let mut patience = None;
+    named.retain(|known| {
+        let Some(upstreams) = known.upgrade() else { return false };
+        let Some(names) = upstreams.names() else { return false };
+        let new = names.turn();
+        if !new.is_empty()
+            && let Some(health) = upstreams.current().health()
+        {
+            new.into_iter().for_each(|number| _ = health.forget(number));
+        }
+        let own = names.patience();
+        patience = Some(patience.map_or(own, |known: Duration| known.min(own)));
+        true
+    });
+    // Another process may be about to resolve what is due.
+    patience.map(|patience| patience.max(Duration::from_millis(10)))
+}
+
+fn builder(name: &str) -> thread::Builder {
+    thread::Builder::new().name(name.to_owned()).stack_size(256 * 1024)
 }
 
 /// The main loop of the thread; it ends when the configuration no longer has the rule.
-fn check_always(upstream: &Weak<Upstream>) {
-    while let Some(upstream) = upstream.upgrade() {
+fn check_always(upstreams: &Weak<Upstreams>) {
+    while let Some(upstream) = upstreams.upgrade().map(|upstreams| upstreams.current()) {
         let Some(health) = upstream.health() else { return };
         let wait = match health.begin() {
             Ok(Some(wait)) => wait,
@@ -58,10 +95,10 @@ fn check_always(upstream: &Weak<Upstream>) {
 /// Checks all backends side by side.
 fn check_all(upstream: &Upstream, health: &Health) {
     thread::scope(|scope| {
-        for (member, (backend, name)) in upstream.backends().enumerate() {
+        for (number, backend, name) in upstream.backends() {
             let check = move || {
                 let result = check_one(backend, &health.check);
-                if health.note(member, result.is_ok()) == Ok(true) {
+                if health.note(number, result.is_ok()) == Ok(true) {
                     match result {
                         Ok(()) => say!("the backend {name} is healthy again"),
                         Err(error) => say!("the backend {name} is unhealthy and gets no requests: {error}"),
@@ -69,7 +106,7 @@ fn check_all(upstream: &Upstream, health: &Health) {
                 }
             };
             // A backend that cannot be checked keeps its state.
-            let _ = builder().spawn_scoped(scope, check);
+            let _ = builder("health").spawn_scoped(scope, check);
         }
     });
 }

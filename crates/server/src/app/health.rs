@@ -73,6 +73,13 @@ impl Health {
         Ok(None)
     }
 
+    /// Another backend has this number now, which counts as healthy.
+    pub(super) fn forget(&self, number: usize) -> Result<(), Outside> {
+        let Some(guard) = self.lock() else { return Ok(()) };
+        guard.set_word(DOWN, guard.word(DOWN)? & !(1 << number))?;
+        guard.set_word(COUNTS + 8 * number, 0)
+    }
+
     /// Notes the result of a check. Returns whether the state of the backend has changed.
     pub(super) fn note(&self, member: usize, is_healthy: bool) -> Result<bool, Outside> {
         let Some(guard) = self.lock() else { return Ok(false) };

@@ -22,6 +22,7 @@ pub mod connection;
 mod health;
 pub mod launch;
 pub mod manager;
+pub mod names;
 mod output;
 pub mod process;
 mod request;
@@ -54,7 +55,6 @@ pub use self::cgi::Ends;
 use self::cgi::{AppStart, Job, Place, Running, Started};
 use self::compressor::{Compressor, Encoded, Results};
 use self::connection::{BackendConnection, Step, Verification};
-use self::health::Health;
 use self::manager::ProcessManager;
 use self::output::{ReadResult, StderrLines};
 use self::process::Process;
@@ -65,9 +65,9 @@ use self::semaphore::{Permit, Semaphore};
 use self::single_flight::{Filling, Settled, SingleFlight};
 use self::spool::{Quota, Side, Spool, Spooler};
 use self::threads::{Task, Threads};
-use self::upstream::Upstream;
+use self::upstream::Upstreams;
 use crate::backend_tls;
-use crate::config::settings::{AppKind, AppSettings, BackendAddress, SpoolSettings, UpstreamSettings};
+use crate::config::settings::{AppKind, AppSettings, BackendAddress, SpoolSettings};
 use crate::counters::HttpCounts;
 use crate::disk::Disk;
 use crate::mailbox::Post;
@@ -95,7 +95,7 @@ struct App {
     env: Arc<[(Box<str>, Box<str>)]>,
     backend: Option<Arc<Backend>>,
     /// The backends of a rule that forwards requests.
-    upstream: Option<Arc<Upstream>>,
+    upstreams: Option<Arc<Upstreams>>,
 }
 
 impl Apps {
@@ -145,26 +145,22 @@ impl Apps {
         let is_shared = processes || self.launcher.is_some() && matches!(settings.kind, AppKind::Command(_));
         let semaphore = Arc::new(Semaphore::new(settings.max_processes, settings.max_queue, is_shared)?);
         let env: Arc<[_]> = settings.env.clone().into();
-        let mut upstream = None;
+        let mut upstreams = None;
         let at = match &settings.kind {
             AppKind::Cgi => None,
             AppKind::Http(http) => {
-                let backend = |address: &BackendAddress| {
-                    let new = |at| Backend::new(at, settings.min_spare, 0, true);
-                    Arc::new(match address {
-                        BackendAddress::Unix(name) => new(At::Unix(name.clone())),
-                        BackendAddress::Tcp(address) => new(At::Tcp(*address)),
-                        BackendAddress::Tls(address, tls) => new(At::Tcp(*address)).with_tls(tls.clone()),
-                    })
-                };
-                let backends = http.addresses.iter().map(backend);
-                let unverified =
-                    |address: &&BackendAddress| matches!(address, BackendAddress::Tls(_, tls) if !tls.verifies);
-                if let Some(BackendAddress::Tls(address, _)) = http.addresses.iter().find(unverified) {
-                    say!("{}", backend_tls::unverified(&format!("https://{address}")));
+                let tls = http.addresses.iter().filter_map(|address| match address {
+                    BackendAddress::Tls(address, tls) => Some((address.to_string(), tls)),
+                    BackendAddress::Unix(_) | BackendAddress::Tcp(_) => None,
+                });
+                let named = http.names.iter().filter_map(|named| Some((named.at.to_string(), named.tls.as_ref()?)));
+                if let Some((at, _)) = tls.chain(named).find(|(_, tls)| !tls.verifies) {
+                    say!("{}", backend_tls::unverified(&format!("https://{at}")));
                 }
-                let health = http.health.clone().map(Health::new).transpose()?;
-                upstream = Some(Arc::new(Upstream::new(backends, UpstreamSettings::clone(http)).with_health(health)));
+                for named in http.names.iter().filter(|named| named.addresses.is_empty()) {
+                    say!("cannot resolve the backend {}; its requests get 502 until that succeeds", named.at);
+                }
+                upstreams = Some(Arc::new(Upstreams::new(http, settings.min_spare)?));
                 None
             }
             AppKind::Unix(name) => Some(At::Unix(name.clone())),
@@ -195,28 +191,29 @@ impl Apps {
             };
             at.map(|at| Arc::new(Backend::new(at, if processes { 0 } else { most }, reserve, false)))
         });
-        Ok(App { settings: settings.clone(), semaphore, env, backend, upstream })
+        Ok(App { settings: settings.clone(), semaphore, env, backend, upstreams })
     }
 
-    /// Starts to check the backends of all rules that say so. Called where loops run, which is after the last fork.
+    /// Starts to check the backends of all rules that say so, and to resolve their names. Called where loops run, which is
+    /// after the last fork.
     pub fn start_checks(&self) {
         self.upstreams().for_each(checker::start);
+        checker::start_resolving(self.upstreams());
     }
 
     /// Returns the names of backends that are checked, and whether they are healthy.
     pub fn checked_backends(&self) -> Vec<(String, bool)> {
         let mut checked = Vec::new();
-        for upstream in self.upstreams() {
+        for upstream in self.upstreams().map(|upstreams| upstreams.current()) {
             let Some(health) = upstream.health() else { continue };
             let down = health.down();
-            let backends = upstream.backends().zip(0..);
-            checked.extend(backends.map(|((_, name), member)| (name.to_owned(), down & 1 << member == 0)));
+            checked.extend(upstream.backends().map(|(number, _, name)| (name.to_owned(), down & 1 << number == 0)));
         }
         checked
     }
 
-    fn upstreams(&self) -> impl Iterator<Item = &Arc<Upstream>> {
-        self.sites.iter().flatten().filter_map(|app| app.upstream.as_ref())
+    fn upstreams(&self) -> impl Iterator<Item = &Arc<Upstreams>> {
+        self.sites.iter().flatten().filter_map(|app| app.upstreams.as_ref())
     }
 
     /// Ends the process manager and everything that it has started; only when the server exits.
@@ -496,7 +493,7 @@ impl AppSide {
             disk: Arc::clone(context.disk),
             launcher: context.apps.launcher.clone(),
             backend: app.backend.clone(),
-            upstream: app.upstream.clone(),
+            upstream: app.upstreams.as_ref().map(|upstreams| upstreams.current()),
             member: 0,
             tried: 0,
             files: app.settings.files,
@@ -578,6 +575,11 @@ impl AppSide {
         (work, place): AppCall,
         (permit, kept): (Permit, Option<BackendConnection>),
     ) -> Option<Output<'static>> {
+        if place.upstream.is_some() && place.backend.is_none() {
+            // No name has an address. Others may wait for the permit.
+            self.look_again = Time::START;
+            return Some(Output::Failed(AppTrouble::Unreachable));
+        }
         request.stage = Stage::Starting;
         if let Some(backend) = &place.backend
             && (kept.is_some() || backend.is_at_hand())

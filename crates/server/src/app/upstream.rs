@@ -6,32 +6,101 @@
 //!
 //! In MP each process counts failures for itself. A backend that active checks have found unhealthy (`health`) gets no
 //! requests, and none that tries it, as long as another one is in service.
+//!
+//! The backends of an [`Upstream`] do not change. If a name gets other addresses (`names`), [`Upstreams`] has another one for
+//! the requests that begin from then on.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
-use std::sync::Arc;
+use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use super::backend::Backend;
+use super::backend::{At, Backend};
 use super::health::Health;
-use crate::config::settings::{Balance, UpstreamSettings};
+use super::names::Names;
+use crate::config::settings::{BackendAddress, Balance, UpstreamSettings};
 use crate::say;
 
-/// The backends of a rule.
+/// The backends of a rule, as they are now.
+#[derive(Debug)]
+pub struct Upstreams {
+    /// The version of the names' addresses, and the backends with them.
+    current: RwLock<(u64, Arc<Upstream>)>,
+    names: Option<Names>,
+    /// Maximum idle connections to each backend.
+    idle_max: usize,
+}
+
+impl Upstreams {
+    /// Creates the backends.
+    ///
+    /// # Errors
+    /// There is no memory, or no descriptor.
+    pub(super) fn new(settings: &UpstreamSettings, idle_max: usize) -> io::Result<Upstreams> {
+        let UpstreamSettings { addresses, names, resolve, health, .. } = settings;
+        let names = match names.is_empty() {
+            true => None,
+            false => Some(Names::new(names, *resolve, addresses.len())?),
+        };
+        let health = health.clone().map(Health::new).transpose()?.map(Arc::new);
+        let fixed = addresses.iter().cloned().enumerate();
+        let all = fixed.chain(names.as_ref().and_then(Names::addresses).into_iter().flatten());
+        let members = all.map(|(number, address)| Arc::new(Member::new(number, address, idle_max))).collect();
+        let current = Arc::new(Upstream::new(members, settings.clone(), health));
+        Ok(Upstreams { current: RwLock::new((0, current)), names, idle_max })
+    }
+
+    /// Returns the backends for a request.
+    pub(super) fn current(&self) -> Arc<Upstream> {
+        let version = self.names.as_ref().map_or(0, Names::version);
+        {
+            let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+            if current.0 == version {
+                return Arc::clone(&current.1);
+            }
+        }
+        self.renewed(version)
+    }
+
+    /// Takes over the addresses of a version.
+    fn renewed(&self, version: u64) -> Arc<Upstream> {
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let (known, upstream) = &mut *current;
+        if *known != version
+            && let Some(names) = &self.names
+            && let Some(addresses) = names.addresses()
+        {
+            *upstream = Arc::new(upstream.with(upstream.settings.addresses.len(), addresses, self.idle_max));
+            *known = version;
+        }
+        Arc::clone(upstream)
+    }
+
+    /// Returns the names of the backends.
+    pub(super) fn names(&self) -> Option<&Names> {
+        self.names.as_ref()
+    }
+}
+
+/// Backends among which requests are shared.
 #[derive(Debug)]
 pub struct Upstream {
-    members: Vec<Member>,
+    members: Vec<Arc<Member>>,
     settings: UpstreamSettings,
     /// Requests assigned so far.
     next: AtomicUsize,
     start: Instant,
     /// The results of active checks, if there are any.
-    health: Option<Health>,
+    health: Option<Arc<Health>>,
 }
 
 #[derive(Debug)]
 struct Member {
+    /// Its number for active checks, which it keeps while others come and go.
+    number: usize,
+    address: BackendAddress,
     backend: Arc<Backend>,
     name: Arc<str>,
     /// Requests in progress.
@@ -42,35 +111,54 @@ struct Member {
     retry_ms: AtomicU64,
 }
 
-impl Upstream {
-    /// Creates the upstream of these backends, at least one, and all in service.
-    pub fn new(backends: impl Iterator<Item = Arc<Backend>>, settings: UpstreamSettings) -> Upstream {
-        let member = |backend: Arc<Backend>| Member {
+impl Member {
+    /// Creates a backend that is in service.
+    fn new(number: usize, address: BackendAddress, idle_max: usize) -> Member {
+        let new = |at| Backend::new(at, idle_max, 0, true);
+        let backend = Arc::new(match address.clone() {
+            BackendAddress::Unix(name) => new(At::Unix(name)),
+            BackendAddress::Tcp(address) => new(At::Tcp(address)),
+            BackendAddress::Tls(address, tls) => new(At::Tcp(address)).with_tls(tls),
+        });
+        Member {
+            number,
+            address,
             name: backend.name().into(),
             backend,
             active: AtomicUsize::new(0),
             failures: AtomicU32::new(0),
             retry_ms: AtomicU64::new(0),
-        };
+        }
+    }
+}
+
+impl Upstream {
+    fn new(members: Vec<Arc<Member>>, settings: UpstreamSettings, health: Option<Arc<Health>>) -> Upstream {
         // Processes that begin at the same time begin with different backends.
         let next = AtomicUsize::new(std::process::id() as usize);
-        Upstream { members: backends.map(member).collect(), settings, next, start: Instant::now(), health: None }
+        Upstream { members, settings, next, start: Instant::now(), health }
     }
 
-    /// Returns the same upstream with active checks.
-    #[must_use]
-    pub(super) fn with_health(self, health: Option<Health>) -> Upstream {
-        Upstream { health, ..self }
+    /// Returns the same backends, except for those with a number from `first` on, which are these instead.
+    fn with(&self, first: usize, addresses: Vec<(usize, BackendAddress)>, idle_max: usize) -> Upstream {
+        let fixed = self.members.iter().filter(|member| member.number < first).cloned();
+        let named = addresses.into_iter().map(|(number, address)| {
+            let is_it = |known: &&Arc<Member>| (known.number, &known.address) == (number, &address);
+            let known = self.members.iter().find(is_it).cloned();
+            known.unwrap_or_else(|| Arc::new(Member::new(number, address, idle_max)))
+        });
+        let (settings, health) = (self.settings.clone(), self.health.clone());
+        Upstream { start: self.start, ..Upstream::new(fixed.chain(named).collect(), settings, health) }
     }
 
     /// Returns the state of active checks.
     pub(super) fn health(&self) -> Option<&Health> {
-        self.health.as_ref()
+        self.health.as_deref()
     }
 
-    /// Returns all backends, with their names.
-    pub(super) fn backends(&self) -> impl Iterator<Item = (&Backend, &str)> {
-        self.members.iter().map(|member| (&*member.backend, &*member.name))
+    /// Returns all backends, with their numbers and names.
+    pub(super) fn backends(&self) -> impl Iterator<Item = (usize, &Backend, &str)> {
+        self.members.iter().map(|member| (member.number, &*member.backend, &*member.name))
     }
 
     /// Returns how requests are forwarded.
@@ -87,8 +175,8 @@ impl Upstream {
     pub fn pick(&self, tried: u64, key: &[u8]) -> Option<usize> {
         let now_ms = self.now_ms();
         let untried = || (0..self.members.len()).filter(move |member| tried & (1 << member) == 0);
-        let down = self.health.as_ref().map_or(0, Health::down);
-        let is_healthy = |member: &usize| down & 1 << member == 0;
+        let down = self.health().map_or(0, Health::down);
+        let is_healthy = |member: &usize| down & 1 << self.members[*member].number == 0;
         if let Some(trial) = untried().filter(is_healthy).find(|&member| self.takes_trial(member, now_ms)) {
             return Some(trial);
         }
@@ -130,7 +218,7 @@ impl Upstream {
 
     /// Counts a failure of a backend. Returns whether it is out of service from now on.
     pub fn note_failure(&self, member: usize) -> bool {
-        let Member { name, failures, retry_ms, .. } = &self.members[member];
+        let Member { name, failures, retry_ms, .. } = &*self.members[member];
         let count = failures.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         if count < self.settings.max_failures || self.members.len() == 1 {
             return false;
@@ -146,7 +234,7 @@ impl Upstream {
 
     /// A backend has responded. Returns whether it was out of service until now.
     pub fn note_success(&self, member: usize) -> bool {
-        let Member { name, failures, retry_ms, .. } = &self.members[member];
+        let Member { name, failures, retry_ms, .. } = &*self.members[member];
         if failures.load(Ordering::Relaxed) != 0 {
             failures.store(0, Ordering::Relaxed);
         }
@@ -207,14 +295,21 @@ fn milliseconds(time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::backend::At;
     use super::*;
     use std::net::SocketAddr;
 
-    fn upstream(count: u16, balance: Balance, failure_timeout: Duration) -> Upstream {
-        let backend = |port| Arc::new(Backend::new(At::Tcp(SocketAddr::from(([127, 0, 0, 1], port))), 0, 0, true));
+    fn address(number: usize) -> BackendAddress {
+        BackendAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], number as u16 + 1)))
+    }
+
+    fn checked(count: usize, balance: Balance, failure_timeout: Duration, health: Option<Health>) -> Upstream {
         let settings = UpstreamSettings { balance, max_failures: 2, failure_timeout, ..UpstreamSettings::default() };
-        Upstream::new((1..=count).map(backend), settings)
+        let members = (0..count).map(|number| Arc::new(Member::new(number, address(number), 0))).collect();
+        Upstream::new(members, settings, health.map(Arc::new))
+    }
+
+    fn upstream(count: usize, balance: Balance, failure_timeout: Duration) -> Upstream {
+        checked(count, balance, failure_timeout, None)
     }
 
     const LONG: Duration = Duration::from_secs(3600);
@@ -246,7 +341,7 @@ mod tests {
     #[test]
     fn unhealthy_backends_get_no_requests_unless_all_are() {
         let check = toml::from_str("path = '/'\nhealthy = 2\nunhealthy = 3").unwrap();
-        let upstream = upstream(3, Balance::RoundRobin, LONG).with_health(Some(Health::new(check).unwrap()));
+        let upstream = checked(3, Balance::RoundRobin, LONG, Some(Health::new(check).unwrap()));
         let note = |member, is_healthy| upstream.health().unwrap().note(member, is_healthy).unwrap();
         // Results in succession count.
         assert_eq!(
@@ -265,6 +360,22 @@ mod tests {
         assert_eq!(counts(&upstream, 12), [4, 4, 4]);
         assert_eq!([true, false, true, true].map(|result| note(1, result)), [false, false, false, true]);
         assert_eq!(counts(&upstream, 12), [0, 12, 0]);
+    }
+
+    #[test]
+    fn backends_that_stay_keep_their_state_when_others_come_and_go() {
+        let check = toml::from_str("path = '/'\nunhealthy = 1").unwrap();
+        let upstream = checked(3, Balance::RoundRobin, LONG, Some(Health::new(check).unwrap()));
+        (0..2).for_each(|_| _ = upstream.note_failure(0));
+        upstream.health().unwrap().note(2, false).unwrap();
+        // Number 1 has moved, and there is one more.
+        let moved = upstream.with(0, vec![(0, address(0)), (1, address(7)), (2, address(2)), (3, address(3))], 0);
+        assert_eq!(counts(&moved, 12), [0, 6, 0, 6]);
+        let ports: Vec<&str> = moved.backends().map(|(_, _, name)| name).collect();
+        assert_eq!(ports, ["127.0.0.1:1", "127.0.0.1:8", "127.0.0.1:3", "127.0.0.1:4"]);
+        // What is not named stays, and what has no address gets no requests.
+        assert_eq!(counts(&upstream.with(2, vec![], 0), 4), [0, 4]);
+        assert_eq!(upstream.with(0, vec![], 0).pick(0, b""), None);
     }
 
     #[test]

@@ -1,26 +1,28 @@
 //! Checks the keys about servers behind this one: their addresses, and how TLS sessions with them begin.
 
-use std::net::ToSocketAddrs;
+use std::net::SocketAddr;
 
 use super::checked::Checker;
 use super::file::AppTable;
 use super::read::Node;
-use super::settings::{AppKind, BACKENDS_MAX, BackendAddress, UpstreamSettings};
+use super::settings::{AppKind, BACKENDS_MAX, BackendAddress, NamedServer, UpstreamSettings};
+use crate::app::names;
 use crate::backend_tls::{BackendTls, TlsKeys, UnusableKeys};
 
 impl Checker<'_> {
     /// Returns the addresses of the servers that `http` names.
     pub(super) fn backends(&mut self, app: &mut AppTable, node: Node<'_>) -> Option<AppKind> {
         let mut urls = app.http.take()?;
-        let addresses = self.backend_addresses(app, &mut urls, node);
+        let found = self.backend_addresses(app, &mut urls, node);
+        let count = urls.len();
         app.http = Some(urls);
-        let addresses = addresses?;
-        if !(1..=BACKENDS_MAX).contains(&addresses.len()) {
-            let message = format!("`http` has {} addresses", addresses.len());
+        let (addresses, names) = found?;
+        if !(1..=BACKENDS_MAX).contains(&count) {
+            let message = format!("`http` has {count} addresses");
             self.findings.at(node.get("http").span(), message, format!("write 1 to {BACKENDS_MAX} addresses"));
             return None;
         }
-        Some(AppKind::Http(Box::new(UpstreamSettings { addresses, ..UpstreamSettings::default() })))
+        Some(AppKind::Http(Box::new(UpstreamSettings { addresses, names, ..UpstreamSettings::default() })))
     }
 
     fn backend_addresses(
@@ -28,12 +30,12 @@ impl Checker<'_> {
         app: &mut AppTable,
         urls: &mut [Box<str>],
         node: Node<'_>,
-    ) -> Option<Vec<BackendAddress>> {
+    ) -> Option<(Vec<BackendAddress>, Vec<NamedServer>)> {
         let tls = self.backend_tls(app, urls, node)?;
         let node = node.get("http");
         let list: Vec<Node<'_>> = node.elements().collect();
         let nodes = if list.is_empty() { vec![node] } else { list };
-        let mut addresses = Vec::new();
+        let (mut addresses, mut names) = (Vec::new(), Vec::new());
         for (url, node) in urls.iter_mut().zip(nodes) {
             if let Some(name) = url.strip_prefix("unix:") {
                 let path = self.folder.join(name);
@@ -43,30 +45,31 @@ impl Checker<'_> {
             }
             let secure = url.strip_prefix("https://");
             let at = secure.unwrap_or(url);
-            let found = match at.to_socket_addrs() {
-                Ok(found) => found,
-                Err(error) => {
-                    let message = format!("cannot resolve `{at}`: {error}");
-                    let help = "correct the name, add it to /etc/hosts, or write an IP address";
-                    self.findings.absent(node.span(), message, help);
-                    return None;
+            let tls = match tls.as_ref().filter(|_| secure.is_some()) {
+                None => None,
+                Some(tls) => {
+                    let host = at.rsplit_once(':').map_or(at, |(host, _)| host);
+                    let Ok(named) = tls.named(app.tls_name.as_deref().unwrap_or(host)) else {
+                        let help = "write the name in the server's certificate as `tls_name`";
+                        self.findings.at(node.span(), format!("no certificate can have the name `{host}`"), help);
+                        return None;
+                    };
+                    Some(named)
                 }
             };
-            let Some(tls) = tls.as_ref().filter(|_| secure.is_some()) else {
-                addresses.extend(found.map(BackendAddress::Tcp));
-                continue;
-            };
-            let host = at.rsplit_once(':').map_or(at, |(host, _)| host);
-            match tls.named(app.tls_name.as_deref().unwrap_or(host)) {
-                Ok(tls) => addresses.extend(found.map(|address| BackendAddress::Tls(address, tls.clone()))),
+            match at.parse::<SocketAddr>() {
+                Ok(address) => addresses.push(match tls {
+                    Some(tls) => BackendAddress::Tls(address, tls),
+                    None => BackendAddress::Tcp(address),
+                }),
+                // It may be known later.
                 Err(_) => {
-                    let help = "write the name in the server's certificate as `tls_name`";
-                    self.findings.at(node.span(), format!("no certificate can have the name `{host}`"), help);
-                    return None;
+                    let addresses = names::resolve(at).unwrap_or_default();
+                    names.push(NamedServer { at: at.into(), tls, addresses });
                 }
             }
         }
-        Some(addresses)
+        Some((addresses, names))
     }
 
     /// Reads how sessions with `https` servers begin. `None`: there is an error.

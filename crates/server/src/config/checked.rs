@@ -1031,14 +1031,20 @@ impl Checker<'_> {
         let max_failures = *app.max_failures.get_or_insert(default.max_failures as usize) as u32;
         let hash_field = app.hash_field.clone();
         if let Some(AppKind::Http(settings)) = kind {
-            let addresses = std::mem::take(&mut settings.addresses);
+            let (addresses, names) = (std::mem::take(&mut settings.addresses), std::mem::take(&mut settings.names));
+            if let Some(place) = node.get("resolve").place().filter(|_| names.is_empty()) {
+                let help = "remove it: no address of `http` has a name";
+                self.findings.at(place, "`resolve` has no effect without a name", help);
+            }
+            let resolve = app.resolve.unwrap_or(default.resolve);
+            app.resolve = (!names.is_empty()).then_some(resolve);
             let health = app.health.clone();
             if let Some(check) = health.as_ref().filter(|check| check.timeout > check.interval) {
                 let message =
                     format!("`timeout` ({:?}) is longer than `interval` ({:?})", check.timeout, check.interval);
                 self.findings.at(node.get("health").span(), message, "lower `timeout`, or raise `interval`");
             }
-            if let Some(place) = node.get("health").place().filter(|_| addresses.len() == 1) {
+            if let Some(place) = node.get("health").place().filter(|_| addresses.len() == 1 && names.is_empty()) {
                 let help = "remove it: a single server gets all requests, whatever its state";
                 self.findings.at(place, "`health` has no effect for a single server", help);
             }
@@ -1046,6 +1052,8 @@ impl Checker<'_> {
                 addresses,
                 balance,
                 hash_field,
+                names,
+                resolve,
                 connect_timeout,
                 max_failures,
                 failure_timeout,
@@ -1117,7 +1125,7 @@ impl Checker<'_> {
 }
 
 /// The keys that only rules with `http` use.
-const HTTP_KEYS: [&str; 14] = [
+const HTTP_KEYS: [&str; 17] = [
     "health",
     "host",
     "balance",
@@ -1140,6 +1148,9 @@ const IDLE_CONNECTIONS: usize = 32;
 /// Returns the paths of an application. One that is mounted at `/dav/**` (`files = false`) gets the path `/dav`: its
 /// SCRIPT_NAME, which it writes into its links, is then the same for all paths below.
 fn mount(written: &Glob, files: bool) -> Glob {
+    "resolve",
+    "backend_path",
+    "request_fields",
     let folder = written.as_str().strip_suffix("/**").filter(|_| !files && !written.is_regex());
     let mount = match folder {
         Some("") => Glob::parse("/").ok(),

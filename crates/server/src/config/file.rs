@@ -348,13 +348,18 @@ pub struct AppTable {
     pub command: Option<Vec<String>>,
     /// Address of a server to which requests are forwarded by HTTP/1.1, or a list of several that serve the same
     ///
-    /// `HOST:PORT`, `https://HOST:PORT` for TLS, or `unix:PATH`. A name is resolved when the configuration is read, and all its
-    /// addresses are used.
+    /// `HOST:PORT`, `https://HOST:PORT` for TLS, or `unix:PATH`. All addresses of a name are used.
     #[schemars(example = "127.0.0.1:3000", extend("type" = ["string", "array", "null"]))]
     #[serde(default, deserialize_with = "BackendUrl::one_or_list")]
     pub http: Option<Vec<Box<str>>>,
     /// Host of requests forwarded by `http`; default: the client's, which X-Forwarded-Host always has
     #[schemars(example = "app.internal")]
+    /// Interval at which names in `http` are resolved again; default 30s
+    ///
+    /// One that cannot be resolved keeps its addresses; while it has none, requests get 502.
+    #[schemars(example = "30s")]
+    #[serde(default, with = "PositiveSeconds")]
+    pub resolve: Option<Duration>,
     #[serde(default, deserialize_with = "HostField::text")]
     pub host: Option<Box<str>>,
     /// Which of several `http` servers gets a request; default round-robin

@@ -21,7 +21,7 @@ use x509_cert::der::{self, Decode, oid::ObjectIdentifier};
 use x509_cert::ext::pkix::{SubjectAltName, name::GeneralName};
 
 use super::checked::Settings;
-use super::settings::{AppKind, BackendAddress, Listen, UpstreamSettings};
+use super::settings::{AppKind, BackendAddress, Listen, NamedServer, UpstreamSettings};
 use crate::backend_tls::{BackendTls, explain, unverified};
 use crate::certificate::Staple;
 use crate::client_auth::ClientAuth;
@@ -99,8 +99,15 @@ pub(super) fn review(settings: &Settings, now: Duration) -> String {
 
 /// Describes the servers to which a rule forwards requests.
 fn review_backends(text: &mut String, pattern: &str, upstream: &UpstreamSettings, listen: &[Listen]) {
-    for address in &upstream.addresses {
-        let (shown, result) = match address {
+    for named in upstream.names.iter().filter(|named| named.addresses.is_empty()) {
+        let _ = writeln!(
+            text,
+            "warning: {pattern}: cannot resolve {}: correct the name, or add it to /etc/hosts",
+            named.at
+        );
+    }
+    for address in upstream.addresses.iter().cloned().chain(upstream.names.iter().flat_map(NamedServer::known)) {
+        let (shown, result) = match &address {
             BackendAddress::Unix(path) => {
                 (format!("unix:{}", path.display()), local::connect(path, REACH_TIMEOUT).map(drop))
             }
@@ -115,7 +122,7 @@ fn review_backends(text: &mut String, pattern: &str, upstream: &UpstreamSettings
                 writeln!(text, "warning: {pattern}: cannot connect to {shown}: {error}; start the server there")
             }
         };
-        let address = match address {
+        let address = match &address {
             BackendAddress::Unix(_) => continue,
             BackendAddress::Tcp(address) => address,
             BackendAddress::Tls(address, tls) => {
@@ -304,8 +311,11 @@ fn names(chain: &[CertificateDer<'_>]) -> der::Result<Vec<String>> {
 }
 
 /// Returns whether one of these names covers a host of a site, which may begin with `*.` or be an IPv6 address in
-/// brackets.
+/// brackets. Of hosts that end with `*` one is enough: which of them there are is unknown.
 fn covers(names: &[String], host: &str) -> bool {
+    if let Some(start) = host.strip_suffix('*') {
+        return names.iter().any(|name| name.starts_with(start) || name.starts_with("*."));
+    }
     let host = host.trim_matches(['[', ']']);
     // RFC 9525, 6.3: a wildcard matches one label.
     let below = host.split_once('.').map(|(_, below)| below);
@@ -313,9 +323,6 @@ fn covers(names: &[String], host: &str) -> bool {
 }
 
 #[cfg(test)]
-    if let Some(start) = host.strip_suffix('*') {
-        return names.iter().any(|name| name.starts_with(start) || name.starts_with("*."));
-    }
 mod tests {
     use super::*;
     use crate::backend_tls::TlsKeys;

@@ -84,8 +84,13 @@ pub enum AppKind {
 /// The servers behind a rule, and how requests are forwarded to them.
 #[derive(Clone, Debug, PartialEq, Eq, SmartDefault)]
 pub struct UpstreamSettings {
-    /// Their addresses: at least one, at most [`BACKENDS_MAX`].
+    /// The addresses of those without a name. With `names` at least one, at most [`BACKENDS_MAX`].
     pub addresses: Vec<BackendAddress>,
+    /// Those with a name.
+    pub names: Vec<NamedServer>,
+    /// The interval at which names are resolved again.
+    #[default(Duration::from_secs(30))]
+    pub resolve: Duration,
     /// Which of them gets a request.
     pub balance: Balance,
     /// The field of a request whose value is hashed; `None`, or a request without it: the client's address.
@@ -162,6 +167,36 @@ pub enum BackendAddress {
     /// The same, with TLS.
     Tls(SocketAddr, BackendTls),
 }
+
+/// A server whose address has a name.
+#[derive(Clone, Debug)]
+pub struct NamedServer {
+    /// Name and port.
+    pub at: Box<str>,
+    /// How TLS sessions with it begin, if it uses TLS.
+    pub tls: Option<BackendTls>,
+    /// Its addresses when the configuration was read; none if it could not be resolved.
+    pub addresses: Vec<SocketAddr>,
+}
+
+impl NamedServer {
+    /// Returns its addresses when the configuration was read.
+    pub fn known(&self) -> impl Iterator<Item = BackendAddress> {
+        self.addresses.iter().map(|&address| match &self.tls {
+            Some(tls) => BackendAddress::Tls(address, tls.clone()),
+            None => BackendAddress::Tcp(address),
+        })
+    }
+}
+
+/// Two are the same server, whatever addresses it has at the moment.
+impl PartialEq for NamedServer {
+    fn eq(&self, other: &NamedServer) -> bool {
+        (&self.at, &self.tls) == (&other.at, &other.tls)
+    }
+}
+
+impl Eq for NamedServer {}
 
 /// Which of several backends gets a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

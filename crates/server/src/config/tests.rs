@@ -317,9 +317,13 @@ fn backends_are_configured_with_defaults() {
     let settings = read("'http://localhost:3000'");
     let app = &settings.apps[0][0];
     let AppKind::Http(upstream) = &app.kind else { panic!("{app:?}") };
-    assert!(upstream.addresses.contains(&BackendAddress::Tcp("127.0.0.1:3000".parse().unwrap())), "{upstream:?}");
-    let addresses = upstream.addresses.clone();
-    assert_eq!(**upstream, UpstreamSettings { addresses, ..UpstreamSettings::default() });
+    let [named] = &upstream.names[..] else { panic!("{upstream:?}") };
+    assert!(
+        &*named.at == "localhost:3000" && named.addresses.contains(&"127.0.0.1:3000".parse().unwrap()),
+        "{named:?}"
+    );
+    let names = upstream.names.clone();
+    assert_eq!(**upstream, UpstreamSettings { names, ..UpstreamSettings::default() });
     assert_eq!((app.files, app.min_spare, app.max_processes), (false, 32, None));
     let rule = &settings.sites.get(0).unwrap().apps[0];
     assert_eq!(rule.pattern.as_str(), "/api");

@@ -296,7 +296,7 @@ const NEEDLESS: &[(&str, &[&str])] = &[
     ("an error page is a file, so no error page leads to another", &["recursive_error_pages"]),
     ("without `ssi on` it has no effect", &["ssi_types"]),
     (
-        "names are resolved when the configuration is read; what needs a variable is reported",
+        "names of backends are resolved again every 30 s, or as often as `valid` says; what needs a variable is reported",
         &["resolver", "resolver_timeout"],
     ),
     (
