@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use amped_core::app::{AppTrouble, AppWork, Output};
 use amped_core::event::Ticket;
+use amped_http::h1::request_fields::ClientConnection;
 use amped_units::Time;
 
 use crate::seed::{Dice, RngExt};
@@ -68,7 +69,7 @@ impl fmt::Debug for Play {
 pub(crate) fn number(work: &AppWork) -> usize {
     if let Some(forward) = &work.forward {
         let mut head = Vec::new();
-        forward.write(&mut head, None, "", true);
+        forward.write(&mut head, &ClientConnection::default(), "", true);
         let line = String::from_utf8(head).expect("ASCII");
         let query = line.split(' ').nth(1).and_then(|target| target.split('?').nth(1));
         return query.expect("a query").parse().expect("a number");

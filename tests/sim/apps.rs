@@ -41,7 +41,7 @@ fn apps() -> Site {
         ..rule("/kept")
     };
     let [idle_timeout, tunnel_timeout] = [60, 300].map(Duration::from_secs);
-    let http = Some(HttpRule { host: None, idle_timeout, tunnel_timeout });
+    let http = Some(HttpRule { idle_timeout, tunnel_timeout, ..HttpRule::default() });
     let tunnel = AppRule { http, ..rule("/tunnel") };
     let guard = Guard { directory: "/private/".into(), realm: "x".into(), accounts: 0, exempt: Vec::new() };
     Site { apps: vec![rule("/app"), rule("/private/app"), kept, tunnel], guards: vec![guard], ..site() }

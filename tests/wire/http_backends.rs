@@ -237,6 +237,78 @@ fn request_reaches_backend_without_fields_of_connection() {
 }
 
 #[test]
+fn backend_gets_fields_of_the_operator_and_its_own_path() {
+    let (site, backend) = (Site::new(), Backend::echo());
+    let keys = "match = '/wiki/**'\nbackend_path = '/base/'\nhost = 'app.internal'\n\
+                request_fields = { X-Real-IP = '$remote_addr', X-Port = '$server_port', X-Url = '$scheme://$http_host$request_uri', \
+                Cookie = '', X-Device = '$http_user_agent' }";
+    let server = Server::with_site(&site, &format!("[[site.app]]\n{}\n{keys}", http(&site, &[backend.address])));
+    let fields =
+        [("Host", "a.example"), ("X-Real-IP", "9.9.9.9"), ("x-port", "1"), ("Cookie", "a=b"), ("User-Agent", "phone")];
+    let scheme = if is_secure() { "https" } else { "http" };
+    let port = server.address.port();
+    for (target, inner) in [("/wiki/a%20b?c", "/base/a%20b?c"), ("/wiki", "/base"), ("/x/../wiki/", "/base/")] {
+        let text = server.connect().request("GET", target, &fields).text();
+        assert!(text.starts_with(&format!("GET {inner} HTTP/1.1\nHost: app.internal\nUser-Agent: phone\n")), "{text}");
+        let own =
+            format!("\nX-Device: phone\nX-Port: {port}\nX-Real-IP: 127.0.0.1\nX-Url: {scheme}://a.example{target}\n");
+        assert!(text.contains(&own) && !text.contains("9.9.9.9") && !text.contains("Cookie"), "{text}");
+    }
+    assert_eq!(server.get("/wikis").status, 404);
+}
+
+#[test]
+fn location_of_backend_is_that_of_clients() {
+    let site = Site::new();
+    let backend = Backend::start(|_, peer| {
+        while let Some(arrived) = peer.request() {
+            let to = arrived.fields.iter().find(|(name, _)| name == "X-To").unwrap().1.clone();
+            peer.send(format!("HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: {to}\r\n\r\n"));
+        }
+    });
+    let toml = format!(
+        "[[site.app]]\nmatch = '/wiki/**'\nbackend_path = '/'\nhost = 'app.internal'\n{}",
+        http(&site, &[backend.address])
+    );
+    let server = Server::with_site(&site, &toml);
+    for (to, expected) in [
+        ("/login?next=/wiki/a", "/wiki/login?next=/wiki/a"),
+        ("http://app.internal/a", "/wiki/a"),
+        ("https://other.example/a", "https://other.example/a"),
+        ("a", "a"),
+    ] {
+        let response = server.connect().request("GET", "/wiki/x", &[("X-To", to)]);
+        assert_eq!((response.status, response.field("Location")), (302, Some(expected)), "{to}");
+    }
+}
+
+/// The cache chooses pages by the client's fields, but the backend has got others.
+#[test]
+fn page_that_varies_by_a_field_of_the_operator_is_not_cached() {
+    let (site, count) = (Site::new(), Arc::new(AtomicUsize::new(0)));
+    let counted = Arc::clone(&count);
+    let backend = Backend::start(move |_, peer| {
+        while let Some(arrived) = peer.request() {
+            counted.fetch_add(1, Ordering::Relaxed);
+            let vary = if arrived.line.contains("/own") { "X-Country" } else { "X-Other" };
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nVary: {vary}\r\n\r\n");
+            peer.send(head + "ok");
+        }
+    });
+    let keys = "cache = '1h'\nrequest_fields = { X-Country = '$http_x_from' }";
+    let server = serve(&site, &[&backend], keys);
+    // Each process of MP has pages of its own.
+    let mut client = server.connect();
+    for (target, expected) in [("/other", 1), ("/own", 3)] {
+        let before = count.load(Ordering::Relaxed);
+        for country in ["a", "b", "c"] {
+            assert_eq!(client.request("GET", target, &[("X-From", country)]).text(), "ok");
+        }
+        assert_eq!(count.load(Ordering::Relaxed) - before, expected, "{target}");
+    }
+}
+
+#[test]
 fn backend_gets_verified_user_and_no_password() {
     let (site, backend) = (Site::new(), Backend::echo());
     let users = site.path().with_extension("users");

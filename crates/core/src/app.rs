@@ -13,7 +13,7 @@ use core::net::IpAddr;
 
 use amped_http::cgi::{self, SendFile, Variables};
 use amped_http::forwarded;
-use amped_http::h1::gateway::{Additions, Forward};
+use amped_http::h1::gateway::{Additions, Forward, Mount};
 use amped_http::h1::request::{self, Framing, OwnedRequest, Request};
 use amped_http::interim::Interim;
 use amped_http::status::Status;
@@ -240,11 +240,18 @@ impl HandlerMatch {
         let (mut variables, mut forward) = (Variables::new(), None);
         match site.apps.get(usize::from(self.rule)).and_then(|rule| rule.http.as_ref()) {
             Some(rule) => {
-                let target = forwarded_target(head, site, query);
+                let target = forwarded_target(head, site, query, rule.mount.as_ref());
                 let proxied = named.map(|(field, count)| forwarded::chain(request::fields(head.bytes), field, count));
                 let proxied = &*proxied.unwrap_or_default();
                 let added = head.added(audience);
-                let additions = Additions { host: rule.host.as_deref(), user, proxied, fields: &added };
+                let additions = Additions {
+                    host: rule.host.as_deref(),
+                    user,
+                    proxied,
+                    fields: &added,
+                    set: &rule.request_fields,
+                    mount: rule.mount.as_ref(),
+                };
                 let mut made = Forward::new(head.request, &target, || head.fields(audience), additions);
                 made.framing = framing;
                 forward = Some(Box::new(made));
@@ -268,7 +275,7 @@ impl HandlerMatch {
 
 /// The target of a forwarded request: the path as sent, with every escape, or one that a route substituted. If servers
 /// may resolve the path differently (dots, empty segments), it is sent as this server has resolved it.
-fn forwarded_target(head: AppHead<'_>, site: &Site, query: Option<Vec<u8>>) -> Vec<u8> {
+fn forwarded_target(head: AppHead<'_>, site: &Site, query: Option<Vec<u8>>, mount: Option<&Mount>) -> Vec<u8> {
     let mut target = Vec::new();
     match (site.routed(head.requested, head.request), head.request.target) {
         (Some(Routed::Rewrite(path)), _) => uri::encode_path(&path, &mut target),
@@ -278,6 +285,15 @@ fn forwarded_target(head: AppHead<'_>, site: &Site, query: Option<Vec<u8>>) -> V
             target.extend_from_slice(path);
         }
         _ => uri::encode_path(head.requested, &mut target),
+    }
+    if let Some(mount) = mount {
+        let encoded = || {
+            let mut encoded = Vec::new();
+            uri::encode_path(head.requested, &mut encoded);
+            mount.inner(&encoded)
+        };
+        // The client may have escaped characters of the prefix that need no escape.
+        target = mount.inner(&target).or_else(encoded).unwrap_or(target);
     }
     if let Some(query) = query {
         target.push(b'?');
@@ -486,6 +502,7 @@ mod tests {
     use crate::site::HttpRule;
     use alloc::string::String;
     use alloc::vec;
+    use amped_http::h1::request_fields::ClientConnection;
     use amped_units::Bytes;
     use core::time::Duration;
 
@@ -675,9 +692,26 @@ mod tests {
         assert_eq!(instead, b"GET /z HTTP/1.1\r\nHost: one.example:81\r\nA: b\r\n\r\n");
     }
 
+    /// The head of the request to the only application, for a request with this target.
+    fn forwarded(sites: &Sites, target: &str) -> String {
+        let head = alloc::format!("GET {target} HTTP/1.1\r\nHost: h\r\n\r\n");
+        let head = head.as_bytes();
+        let (request, _) = request::parse(head, &request::HeadLimits::unlimited(false)).expect("good").expect("whole");
+        let (Target::Origin { path, .. } | Target::Absolute { path, .. }) = request.target else { panic!("{target}") };
+        let mut scratch = Vec::new();
+        let (requested, _) = uri::clean_path_with_slashes(path, &mut scratch).expect("good");
+        let handler = handler_of(sites.of(0), requested, &request).expect("allowed").expect("claimed");
+        let head = AppHead { request: &request, bytes: head, requested, id: None };
+        let work = handler.work(sites, 0, head, Framing::None, None, Audience::Client);
+        assert!(work.variables.is_empty());
+        let mut written = Vec::new();
+        work.forward.expect("forwarded").write(&mut written, &ClientConnection::default(), "", true);
+        String::from_utf8(written).expect("ASCII")
+    }
+
     #[test]
     fn forwarded_target_is_as_sent_unless_ambiguous_or_rewritten() {
-        let http = HttpRule { host: None, idle_timeout: Duration::ZERO, tunnel_timeout: Duration::ZERO };
+        let http = HttpRule::default();
         let apps = vec![AppRule { http: Some(http), ..rule("/") }];
         let route = |pattern: &str, to: &str| Route {
             pattern: Glob::new(pattern),
@@ -687,23 +721,9 @@ mod tests {
         let routes = vec![route("/old/**", "/new/$1"), route("/q", "/r?s=t")];
         let sites = Sites::new(vec![Site { apps, routes, ..Site::default() }]).expect("one");
         let check = |target: &str, expected: &str| {
-            let head = alloc::format!("GET {target} HTTP/1.1\r\nHost: h\r\n\r\n");
-            let head = head.as_bytes();
-            let (request, _) =
-                request::parse(head, &request::HeadLimits::unlimited(false)).expect("good").expect("whole");
-            let (Target::Origin { path, .. } | Target::Absolute { path, .. }) = request.target else {
-                panic!("{target}")
-            };
-            let mut scratch = Vec::new();
-            let (requested, _) = uri::clean_path_with_slashes(path, &mut scratch).expect("good");
-            let handler = handler_of(sites.of(0), requested, &request).expect("allowed").expect("claimed");
-            let head = AppHead { request: &request, bytes: head, requested, id: None };
-            let work = handler.work(&sites, 0, head, Framing::None, None, Audience::Client);
-            assert!(work.variables.is_empty());
-            let mut written = Vec::new();
-            work.forward.expect("forwarded").write(&mut written, None, "", true);
-            let line = written.split(|&byte| byte == b'\r').next().map(String::from_utf8_lossy);
-            assert_eq!(line.as_deref(), Some(&*alloc::format!("GET {expected} HTTP/1.1")), "{target}");
+            let expected = alloc::format!("GET {expected} HTTP/1.1\r\n");
+            let written = forwarded(&sites, target);
+            assert!(written.starts_with(&expected), "{target}: {written}");
         };
         check("/a%20b%2Fc/%7e?d=%20&e", "/a%20b%2Fc/%7e?d=%20&e");
         check("/a?", "/a?");
@@ -713,6 +733,32 @@ mod tests {
         check("/a//b/./c%20d", "/a/b/c%20d");
         check("/old/x%20y?z", "/new/x%20y?z");
         check("/q?u", "/r?s=t&u");
+    }
+
+    #[test]
+    fn forwarded_path_is_that_of_the_backend() {
+        let check = |prefix: &str, path: &str, target: &str, expected: &str| {
+            let mount = Some(Mount { prefix: prefix.into(), path: path.into() });
+            let http = HttpRule { mount, ..HttpRule::default() };
+            let apps = vec![AppRule { http: Some(http), ..rule("/") }];
+            let sites = Sites::new(vec![Site { apps, ..Site::default() }]).expect("one");
+            let written = forwarded(&sites, target);
+            assert!(written.starts_with(&alloc::format!("GET {expected} HTTP/1.1\r\n")), "{target}: {written}");
+        };
+        for (target, expected) in [
+            ("/a", "/"),
+            ("/a/", "/"),
+            ("/a/b%20c?d", "/b%20c?d"),
+            ("/%61/b", "/b"),
+            ("/x/../a/b", "/b"),
+            ("/ab", "/ab"),
+        ] {
+            check("/a", "", target, expected);
+        }
+        check("/a", "/b/c", "/a/x", "/b/c/x");
+        check("/a", "/b/c", "/a", "/b/c");
+        check("", "/b", "/x?", "/b/x?");
+        check("", "/b", "/", "/b/");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
+use amped_http::h1::request_fields::RequestField;
 use amped_http::uri::clean_path;
 use amped_units::{Form, forms};
 
@@ -142,6 +143,59 @@ impl Form for AuthorizedFieldName {
     }
 }
 
+/// Name of a field that a rule sets in forwarded requests.
+#[derive(Clone, Copy, Debug)]
+pub struct ForwardedFieldName;
+
+impl Form for ForwardedFieldName {
+    const ANY_CASE: bool = true;
+
+    fn parse(text: &str) -> Result<Box<str>, String> {
+        let is_own = OF_GATEWAY.iter().any(|known| text.eq_ignore_ascii_case(known));
+        match () {
+            () if !is_token(text) => field_name(text, &[]),
+            () if text.eq_ignore_ascii_case("Host") => {
+                Err("the header `Host` of forwarded requests is not among these\nuse `host = \"...\"`".into())
+            }
+            () if is_own => Err(format!(
+                "the header `{text}` of forwarded requests is set by the server\nremove it; a proxy before this server is named in \
+                 `trusted_proxies`"
+            )),
+            () => Ok(text.into()),
+        }
+    }
+}
+
+/// Fields of a forwarded request that the gateway itself sets, or that belong to a connection.
+const OF_GATEWAY: &[&str] = &[
+    "Connection",
+    "Content-Length",
+    "Expect",
+    "Forwarded",
+    "HTTP2-Settings",
+    "Keep-Alive",
+    "Proxy",
+    "Proxy-Connection",
+    "TE",
+    "Trailer",
+    "Transfer-Encoding",
+    "Upgrade",
+    "X-Forwarded-For",
+    "X-Forwarded-Host",
+    "X-Forwarded-Proto",
+];
+
+/// Value of such a field, with variables.
+#[derive(Clone, Copy, Debug)]
+pub struct ForwardedFieldValue;
+
+impl Form for ForwardedFieldValue {
+    fn parse(text: &str) -> Result<Box<str>, String> {
+        let value = FieldValue::parse(text)?;
+        RequestField::new("", &value).map(|_| value)
+    }
+}
+
 /// Fields of a request that the server sets or acts upon; and all of `X-Forwarded-`.
 const OF_REQUESTS: &[&str] = &[
     "Connection",
@@ -201,6 +255,11 @@ forms! {
     HealthPath: |text| text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#') => text,
         "is not the path of a request",
         "write a path such as `/health`, percent-encoded";
+
+    /// Path at a backend.
+    BackendPath: |text| text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic() && !b"?#".contains(&byte)) => text,
+        "is not a path",
+        "write a path such as `/`, percent-encoded, without a query";
 
     /// Value of a field.
     FieldValue: |text| is_value(trimmed(text)) => trimmed(text), "contains a control character", ONE_LINE;

@@ -13,7 +13,9 @@ use core::ops::RangeInclusive;
 use core::time::Duration;
 
 use amped_http::forwarded::ClientField;
+use amped_http::h1::gateway::Mount;
 use amped_http::h1::request::Request;
+use amped_http::h1::request_fields::RequestField;
 use amped_http::method::Method;
 use amped_http::negotiate::Coding;
 use amped_http::status::Status;
@@ -463,14 +465,25 @@ pub struct CacheRule {
 }
 
 /// How requests are forwarded by HTTP.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct HttpRule {
     /// The Host of forwarded requests; `None`: that of the client.
     pub host: Option<Box<str>>,
+    /// The path of forwarded requests; `None`: that of the client.
+    pub mount: Option<Mount>,
+    /// Fields of forwarded requests, in place of the client's.
+    pub request_fields: Vec<RequestField>,
     /// Timeout without progress after the head of the response.
     pub idle_timeout: Duration,
     /// Timeout without data in either direction of an upgraded connection (WebSocket).
     pub tunnel_timeout: Duration,
+}
+
+impl HttpRule {
+    /// Whether the backend gets another value of this field than the client has sent.
+    pub fn sets(&self, name: &str) -> bool {
+        self.request_fields.iter().any(|field| field.name().eq_ignore_ascii_case(name))
+    }
 }
 
 /// The components of an entity tag.
@@ -556,6 +569,7 @@ pub struct Sites {
     have_apps: bool,
     /// Whether any of them has password-protected directories.
     have_guards: bool,
+    have_exemptions: bool,
     /// Whether any of them has directories that only some addresses may access.
     have_access_rules: bool,
     /// Whether any of them has directories whose requests an application authorises.
@@ -570,7 +584,6 @@ pub struct Sites {
 
 impl Sites {
     /// Numbers the sites in order. `None` if there are none.
-    have_exemptions: bool,
     pub fn new(mut sites: Vec<Site>) -> Option<Sites> {
         for (number, site) in sites.iter_mut().enumerate() {
             site.number = u16::try_from(number).ok()?;
@@ -581,6 +594,7 @@ impl Sites {
         limits.zip(0_usize..).for_each(|(limit, number)| limit.number = number as u16);
         let have_apps = sites.iter().any(|site| !site.apps.is_empty());
         let have_guards = sites.iter().any(|site| !site.guards.is_empty());
+        let have_exemptions = sites.iter().flat_map(|site| &site.guards).any(|guard| !guard.exempt.is_empty());
         let have_access_rules = sites.iter().any(|site| !site.access.is_empty());
         let have_authorizations = sites.iter().any(|site| !site.authorizations.is_empty());
         let have_limits = sites.iter().any(|site| !site.limits.is_empty());
@@ -589,13 +603,13 @@ impl Sites {
             sites,
             have_apps,
             have_guards,
+            have_exemptions,
             have_access_rules,
             have_authorizations,
             have_limits,
             have_limits_by_user,
             proxies: None,
         })
-        let have_exemptions = sites.iter().flat_map(|site| &site.guards).any(|guard| !guard.exempt.is_empty());
     }
 
     /// Trusts these proxies.
@@ -604,7 +618,6 @@ impl Sites {
         Sites { proxies, ..self }
     }
 
-            have_exemptions,
     /// The proxies that name clients, if any.
     pub fn proxies(&self) -> Option<&TrustedProxies> {
         self.proxies.as_ref()
@@ -740,19 +753,6 @@ mod tests {
     }
 
     #[test]
-    fn alias_maps_path_to_other_root() {
-        let alias = |pattern: &str, root, keep_prefix| Alias { pattern: Glob::new(pattern), root, keep_prefix };
-        let aliases = [
-            alias("/static/**", 1, false),
-            alias("/media/*.png", 2, false),
-            alias("/kept/**", 3, true),
-            alias("/static/deep/**", 4, false),
-            alias("*.ico", 5, false),
-        ];
-        let site = Site { aliases: aliases.into(), ..Site::default() };
-        let check = |path: &str, expected: (u16, Option<&str>)| {
-            assert_eq!(site.place(path.as_bytes()), (expected.0, expected.1.map(str::as_bytes)), "{path}");
-    #[test]
     fn pattern_with_star_at_its_end_is_the_last_choice() {
         let sites = [&["first.example"][..], &["wiki.*"], &["wiki.b.*"], &["*.b.example"], &["wiki.c.example"]];
         let sites = Sites::new(sites.iter().map(|hosts| site(hosts)).collect()).expect("some");
@@ -767,6 +767,19 @@ mod tests {
         check("x.wiki.example", 0);
     }
 
+    #[test]
+    fn alias_maps_path_to_other_root() {
+        let alias = |pattern: &str, root, keep_prefix| Alias { pattern: Glob::new(pattern), root, keep_prefix };
+        let aliases = [
+            alias("/static/**", 1, false),
+            alias("/media/*.png", 2, false),
+            alias("/kept/**", 3, true),
+            alias("/static/deep/**", 4, false),
+            alias("*.ico", 5, false),
+        ];
+        let site = Site { aliases: aliases.into(), ..Site::default() };
+        let check = |path: &str, expected: (u16, Option<&str>)| {
+            assert_eq!(site.place(path.as_bytes()), (expected.0, expected.1.map(str::as_bytes)), "{path}");
         };
         check("/", (0, Some("")));
         check("/a/b", (0, Some("a/b")));

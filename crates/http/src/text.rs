@@ -48,6 +48,28 @@ pub fn list(field: &[u8]) -> impl Iterator<Item = &[u8]> {
     field.split(|&byte| byte == b',').map(trim_ows).filter(|element| !element.is_empty())
 }
 
+/// Text, and the name of the variable that follows it, if any.
+pub type TextThenVariable<'a> = (&'a str, Option<&'a str>);
+
+/// Splits a template with variables (`$name` or `${name}`, as in nginx).
+///
+/// # Errors
+/// For a brace without its other one: the message and, in a second line, the remedy.
+pub fn variables(template: &str) -> Result<Vec<TextThenVariable<'_>>, &'static str> {
+    let (mut parts, mut rest) = (Vec::new(), template);
+    while let Some((text, after)) = rest.split_once('$') {
+        let is_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let (name, next) = match after.strip_prefix('{') {
+            Some(inner) => inner.split_once('}').ok_or("unmatched `{`\nwrite `${scheme}`, or `$scheme`")?,
+            None => after.split_at(after.find(|c| !is_of_name(c)).unwrap_or(after.len())),
+        };
+        parts.push((text, Some(name)));
+        rest = next;
+    }
+    parts.push((rest, None));
+    Ok(parts)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -548,7 +548,11 @@ impl AppRequest {
         let Some(fill) = &mut self.fill else {
             return;
         };
-        fill.page = pages::page_of((script_head, sent), status, &fill.wanted, fill.rule, (cx.now, &cx.shared.wall));
+        let http = self.handler.rule(&cx.shared.sites).and_then(|rule| rule.http.as_ref());
+        // The cache would choose by the client's value.
+        let is_set = |name: &String| http.is_some_and(|http| http.sets(name));
+        let page = pages::page_of((script_head, sent), status, &fill.wanted, fill.rule, (cx.now, &cx.shared.wall));
+        fill.page = page.filter(|(_, vary)| !vary.iter().any(is_set));
         // The head takes part of the space.
         let head_bytes = script_head.fields.iter().map(|(name, value)| name.len() + value.len()).sum();
         let room = fill.max.checked_sub(head_bytes);

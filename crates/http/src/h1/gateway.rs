@@ -20,6 +20,7 @@ use core::net::IpAddr;
 use super::body::BodyReader;
 use super::reply::{self, ReplyBody};
 use super::request::{Framing, Request, Version};
+use super::request_fields::{ClientConnection, RequestField};
 use crate::cgi::is_plain_name;
 use crate::forwarded::push_node;
 use crate::interim::Interim;
@@ -46,6 +47,10 @@ pub struct Forward {
     pub needs_handshake: bool,
     /// The handshake, if the gateway makes it.
     pub handshake: Option<Handshake>,
+    /// Fields that the operator sets, except for what depends on the client's connection.
+    set: Vec<RequestField>,
+    /// How references in the response are made those of the client; `None`: they are.
+    references: Option<References>,
     /// The framing of the body.
     pub framing: Framing,
 }
@@ -70,6 +75,80 @@ pub struct Additions<'a> {
     pub proxied: &'a [IpAddr],
     /// Further fields.
     pub fields: &'a [(&'a str, &'a [u8])],
+    /// Fields that the operator sets, in place of the client's and of further ones.
+    pub set: &'a [RequestField],
+    /// The path of the target, if it is not the client's.
+    pub mount: Option<&'a Mount>,
+}
+
+/// Where a backend has what clients find below another path. Both are encoded, without a slash at the end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mount {
+    /// The path of the clients.
+    pub prefix: Box<str>,
+    /// The path at the backend in its place.
+    pub path: Box<str>,
+}
+
+impl Mount {
+    /// Returns the path at the backend of this encoded path; `None` if it is not below the prefix.
+    pub fn inner(&self, path: &[u8]) -> Option<Vec<u8>> {
+        let path = moved(path, &self.prefix, &self.path)?;
+        Some(if path.is_empty() { b"/".to_vec() } else { path })
+    }
+}
+
+/// Replaces the beginning of a path or of a reference, if it is this one as a whole.
+fn moved(path: &[u8], from: &str, to: &str) -> Option<Vec<u8>> {
+    let rest = path.strip_prefix(from.as_bytes())?;
+    matches!(rest.first(), None | Some(b'/' | b'?' | b'#')).then(|| [to.as_bytes(), rest].concat())
+}
+
+/// How references of a backend to itself become those of a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct References {
+    mount: Mount,
+    /// The Host that the backend gets.
+    host: Box<[u8]>,
+    /// Whether clients know it by this name.
+    is_public: bool,
+}
+
+impl References {
+    fn new(mount: Option<&Mount>, sent_host: &[u8], host: &[u8]) -> Option<References> {
+        let is_public = sent_host.eq_ignore_ascii_case(host);
+        (mount.is_some() || !is_public).then(|| References {
+            mount: mount.cloned().unwrap_or_default(),
+            host: sent_host.into(),
+            is_public,
+        })
+    }
+
+    /// The Location for the client (RFC 9110, 10.2.2); `None` if that of the backend is right.
+    fn location(&self, value: &[u8]) -> Option<Vec<u8>> {
+        let scheme = [&b"http://"[..], b"https://"]
+            .into_iter()
+            .find(|scheme| value.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme)));
+        let start = scheme.map_or(0, |scheme| {
+            let rest = &value[scheme.len()..];
+            scheme.len() + rest.iter().position(|byte| b"/?#".contains(byte)).unwrap_or(rest.len())
+        });
+        let (origin, path) = value.split_at(start);
+        let is_own = scheme.is_none_or(|scheme| origin[scheme.len()..].eq_ignore_ascii_case(&self.host));
+        // `//host` is another host, and `name` is relative to what the client requested.
+        let is_relative = scheme.is_none() && (!path.starts_with(b"/") || path.starts_with(b"//"));
+        if !is_own || is_relative {
+            return None;
+        }
+        let mut path = moved(path, &self.mount.path, &self.mount.prefix)?;
+        if !path.starts_with(b"/") {
+            path.insert(0, b'/');
+        }
+        if path.starts_with(b"//") {
+            return None;
+        }
+        Some(if self.is_public { [origin, &path].concat() } else { path })
+    }
 }
 
 /// Fields that are removed from requests: those of the connection (RFC 9110, 7.6.1), those that frame the body, those
@@ -139,6 +218,13 @@ pub fn health_request(target: &str, host: &str) -> Vec<u8> {
     head.into_bytes()
 }
 
+impl Additions<'_> {
+    /// Whether the operator sets the field with this name.
+    fn sets(&self, name: &[u8]) -> bool {
+        self.set.iter().any(|field| is(name, field.name()))
+    }
+}
+
 impl Forward {
     /// Builds the head of a request for this target, with these fields of it.
     pub fn new<'a, I: Iterator<Item = (&'a [u8], &'a [u8])>>(
@@ -161,6 +247,7 @@ impl Forward {
         for (name, value) in fields() {
             // The server has verified the credentials and does not pass them on (as RFC 3875, 4.1.18 for scripts).
             let is_removed = is_removed(name)
+                || additions.sets(name)
                 || named.iter().any(|option| option.eq_ignore_ascii_case(name))
                 || needs_handshake && is(name, KEY)
                 || additions.user.is_some() && is(name, "authorization");
@@ -168,10 +255,12 @@ impl Forward {
                 push_field(&mut head, name, value);
             }
         }
-        if let Some(user) = additions.user {
+        if let Some(user) = additions.user.filter(|_| !additions.sets(b"X-Forwarded-User")) {
             push_field(&mut head, b"X-Forwarded-User", user);
         }
-        additions.fields.iter().for_each(|(name, value)| push_field(&mut head, name.as_bytes(), value));
+        for (name, value) in additions.fields.iter().filter(|(name, _)| !additions.sets(name.as_bytes())) {
+            push_field(&mut head, name.as_bytes(), value);
+        }
         Forward {
             head,
             method: method.into(),
@@ -182,6 +271,8 @@ impl Forward {
             upgrade: wants_websocket(request, fields()),
             needs_handshake,
             handshake: None,
+            set: additions.set.iter().map(|field| field.fill(request, &fields, additions.user)).collect(),
+            references: References::new(additions.mount, sent_host, host),
             framing: request.framing,
         }
     }
@@ -202,15 +293,15 @@ impl Forward {
         fields.last().map_or(&[], |(_, value)| value)
     }
 
-    /// Appends the whole head. `peer`: the address of the connection's other end, without its port, which is the client
-    /// or a proxy; `authority`: the Host of a request without one; `keep`: the backend may leave the connection open.
-    pub fn write(&self, out: &mut Vec<u8>, peer: Option<&str>, authority: &str, keep: bool) {
+    /// Appends the whole head. `authority`: the Host of a request without one; `keep`: the backend may leave the
+    /// connection open.
+    pub fn write(&self, out: &mut Vec<u8>, connection: &ClientConnection<'_>, authority: &str, keep: bool) {
         out.extend_from_slice(&self.head);
         if !self.has_host {
             push_field(out, b"Host", authority.as_bytes());
         }
         let mut nodes: Vec<String> = self.proxied.iter().map(ToString::to_string).collect();
-        nodes.extend(peer.map(String::from));
+        nodes.extend(connection.peer.map(String::from));
         if !nodes.is_empty() {
             push_field(out, b"X-Forwarded-For", nodes.join(", ").as_bytes());
         }
@@ -219,7 +310,17 @@ impl Forward {
         if !self.host.is_empty() {
             push_field(out, b"X-Forwarded-Host", &self.host);
         }
+        let prefix = self.references.as_ref().map(|references| &references.mount);
+        if let Some(Mount { prefix, .. }) = prefix.filter(|mount| mount.path.is_empty() && !mount.prefix.is_empty()) {
+            push_field(out, b"X-Forwarded-Prefix", prefix.as_bytes());
+        }
         push_field(out, b"Forwarded", &self.forwarded(&nodes, scheme));
+        for field in &self.set {
+            let value = field.value(nodes.first().map(String::as_str), connection);
+            if !value.is_empty() {
+                push_field(out, field.name().as_bytes(), &value);
+            }
+        }
         match self.framing {
             Framing::Length(length) => push_length(out, length),
             Framing::Chunked => push_field(out, b"Transfer-Encoding", b"chunked"),
@@ -276,6 +377,7 @@ pub struct ReplyReader {
     upgrade: bool,
     /// The Sec-WebSocket-Accept that a switch of protocols must have, if the gateway has sent the key.
     accept: Option<Box<str>>,
+    references: Option<References>,
     keep_alive: bool,
     /// Interim responses that are still passed on, and their bytes.
     interim_left: usize,
@@ -337,6 +439,7 @@ impl ReplyReader {
             to_head: request.is_head(),
             upgrade: request.upgrade,
             accept,
+            references: request.references.clone(),
             keep_alive: false,
             interim_left: INTERIM_MAX,
             interim_bytes_left: INTERIM_BYTES_MAX,
@@ -449,6 +552,14 @@ impl ReplyReader {
                     ReplyBody::Framed(framing) => State::Body(BodyReader::new(framing)),
                     ReplyBody::UntilClose => State::UntilClose,
                 };
+                let location = self.references.as_ref().and_then(|references| {
+                    let (_, value) = fields.iter().find(|(name, _)| is_name(name, "location"))?;
+                    references.location(value)
+                });
+                if let Some(location) = &location {
+                    let all = fields.iter_mut().filter(|(name, _)| is_name(name, "location"));
+                    all.for_each(|(_, value)| *value = location);
+                }
                 // `reply` has checked that the line begins with `HTTP/1.x `.
                 let status = line.get("HTTP/1.1 ".len()..).unwrap_or_default();
                 Said::Head(script_head(&[b"Status:", status, b"\n"].concat(), &fields, length))
@@ -535,7 +646,8 @@ mod tests {
 
     fn written(forward: &Forward, client: Option<&str>, keep: bool) -> String {
         let mut out = Vec::new();
-        forward.write(&mut out, client, "127.0.0.1:3000", keep);
+        let connection = ClientConnection { peer: client, ..ClientConnection::default() };
+        forward.write(&mut out, &connection, "127.0.0.1:3000", keep);
         String::from_utf8(out).expect("ASCII").replace("\r\n", "\n")
     }
 
@@ -554,6 +666,7 @@ mod tests {
             user: Some(b"ann"),
             proxied: &[],
             fields: &[("If-None-Match", b"x")],
+            ..Additions::default()
         };
         let expected = "GET /a?b HTTP/1.1\nHost: app.internal\nAccept: a\nAccept: b\nX-Forwarded-User: ann\nIf-None-Match: x\n\
             X-Forwarded-For: 2001:db8::1\nX-Forwarded-Proto: http\nX-Forwarded-Host: h:81\n\
@@ -562,6 +675,76 @@ mod tests {
         let expected =
             "GET / HTTP/1.1\nHost: 127.0.0.1:3000\nX-Forwarded-Proto: http\nForwarded: for=unknown;proto=http\n\n";
         assert_eq!(written(&forward("GET / HTTP/1.0\n\n", Additions::default()), None, true), expected);
+    }
+
+    #[test]
+    fn fields_of_the_operator_replace_those_of_client_and_server() {
+        let set = |name: &str, value: &str| RequestField::new(name, value).expect("valid");
+        let set = [
+            set("X-Real-IP", "$remote_addr"),
+            set("Cookie", ""),
+            set("x-forwarded-user", "$http_x_user"),
+            set("X-Forwarded-Ssl", "on"),
+        ];
+        let additions = Additions { user: Some(b"ann"), set: &set, ..Additions::default() };
+        let head = "GET / HTTP/1.1\nHost: h\nCOOKIE: a\nX-Real-IP: 9.9.9.9\nX-User: bob\nX-Forwarded-Ssl: off\n\n";
+        let expected = "GET / HTTP/1.1\nHost: h\nX-User: bob\nX-Forwarded-For: 192.0.2.1\nX-Forwarded-Proto: http\n\
+            X-Forwarded-Host: h\nForwarded: for=192.0.2.1;host=\"h\";proto=http\nX-Real-IP: 192.0.2.1\n\
+            x-forwarded-user: bob\nX-Forwarded-Ssl: on\n\n";
+        assert_eq!(written(&forward(head, additions), Some("192.0.2.1"), true), expected);
+    }
+
+    #[test]
+    fn location_of_backend_leads_to_the_path_of_clients() {
+        let check = |prefix: &str, path: &str, host: Option<&str>, location: &str, expected: &str| {
+            let mount = Mount { prefix: prefix.into(), path: path.into() };
+            let additions = Additions { host, mount: Some(&mount), ..Additions::default() };
+            let request = forward("GET / HTTP/1.1\nHost: h\n\n", additions);
+            let response = format!("HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n");
+            let (head, ..) = read(&request, response.as_bytes(), 7).expect("valid");
+            assert!(head.contains(&format!("Location:{expected}\n")), "{location}: {head}");
+        };
+        for (location, expected) in [
+            ("/x?y", "/a/x?y"),
+            ("/", "/a/"),
+            ("http://h/x", "http://h/a/x"),
+            ("HTTPS://H", "HTTPS://H/a"),
+            ("http://other/x", "http://other/x"),
+            ("//h/x", "//h/x"),
+            ("x", "x"),
+            ("?x", "?x"),
+        ] {
+            check("/a", "", None, location, expected);
+        }
+        for (location, expected) in [
+            ("/b/c/x", "/x"),
+            ("/b/c", "/"),
+            ("/b/c?x", "/?x"),
+            ("/b/cd", "/b/cd"),
+            // It would lead to another host.
+            ("/b/c//other/x", "/b/c//other/x"),
+        ] {
+            check("", "/b/c", None, location, expected);
+        }
+        check("/a", "", Some("app"), "http://app/x", "/a/x");
+        check("/a", "", Some("app"), "http://h/x", "http://h/x");
+        let request = forward("GET / HTTP/1.1\nHost: h\n\n", Additions { host: Some("app"), ..Additions::default() });
+        let (head, ..) = read(&request, b"HTTP/1.1 302 Found\r\nLocation: http://app/x\r\n\r\n", 100).expect("valid");
+        assert!(head.contains("Location:/x\n"), "{head}");
+    }
+
+    #[test]
+    fn backend_is_told_the_prefix_that_it_does_not_get() {
+        let check = |prefix: &str, path: &str, expected: bool| {
+            let mount = Mount { prefix: prefix.into(), path: path.into() };
+            let request =
+                forward("GET / HTTP/1.1\nHost: h\n\n", Additions { mount: Some(&mount), ..Additions::default() });
+            let found = written(&request, None, true).contains(&format!("\nX-Forwarded-Prefix: {prefix}\n"));
+            assert_eq!(found, expected, "{prefix} {path}");
+        };
+        check("/a", "", true);
+        check("/a", "/b", false);
+        check("", "/b", false);
     }
 
     #[test]

@@ -4,4 +4,5 @@ pub mod body;
 pub mod gateway;
 pub mod reply;
 pub mod request;
+pub mod request_fields;
 pub mod response;

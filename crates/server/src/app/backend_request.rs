@@ -111,7 +111,7 @@ impl BackendRequest {
                 if forward.needs_handshake {
                     forward.handshake = Some(websocket_handshake());
                 }
-                forward.write(&mut out, place.ends.peer(), &backend.authority(), keeps);
+                forward.write(&mut out, &place.ends.connection(), &backend.authority(), keeps);
                 (Codec::http(forward), forward.is_idempotent())
             }
             None => {

@@ -16,6 +16,7 @@ use std::time::Instant;
 use amped_core::app::{AppTrouble, AppWork};
 use amped_core::event::Ticket;
 use amped_http::cgi::decimal;
+use amped_http::h1::request_fields::{ClientConnection, ClientSession};
 use amped_http::proxy_header::ProxiedEnds;
 use amped_sys::file::Patience;
 use amped_sys::pipe::{self, Pipe};
@@ -136,6 +137,17 @@ impl Ends {
     /// client of each request.
     pub fn peer(&self) -> Option<&str> {
         self.peer.as_ref().map(|(address, _)| address.as_str())
+    }
+
+    /// Returns the connection as fields of forwarded requests show it.
+    pub fn connection(&self) -> ClientConnection<'_> {
+        let port = self.local.as_ref().and_then(|(_, port)| std::str::from_utf8(port).ok()?.parse().ok());
+        let tls = self.tls.as_ref().map(|tls| ClientSession {
+            version: tls.version.as_protocol(),
+            cipher: tls.suite,
+            subject: tls.subject.as_deref(),
+        });
+        ClientConnection { peer: self.peer(), port, tls }
     }
 
     /// Returns the same, without the subject of the client's certificate.

@@ -24,8 +24,10 @@ use amped_core::glob::Glob;
 use amped_core::request_limit::RequestLimit;
 use amped_core::routes::{FixedResponse, Route, RouteAction};
 use amped_core::site::{Alias, AppRule, CacheRule, HttpRule, Site, Sites, StaticRule, TrustedProxies, Types};
+use amped_http::h1::gateway::Mount;
+use amped_http::h1::request_fields::RequestField;
 use amped_http::status::Status;
-use amped_http::uri::clean_path;
+use amped_http::uri::{clean_path, encode_path};
 use amped_units::Form as _;
 
 use super::cli::Serve;
@@ -1050,21 +1052,39 @@ impl Checker<'_> {
             }
             **settings = UpstreamSettings {
                 addresses,
-                balance,
-                hash_field,
                 names,
                 resolve,
+                balance,
+                hash_field,
                 connect_timeout,
                 max_failures,
                 failure_timeout,
                 health,
             };
         }
+        let fields = app.request_fields.iter();
         Some(HttpRule {
             host: app.host.clone(),
+            mount: self.mounted(app, node),
+            // Their form was checked.
+            request_fields: fields.filter_map(|(name, value)| RequestField::new(name, value).ok()).collect(),
             idle_timeout: *app.idle_timeout.get_or_insert(app.timeout),
             tunnel_timeout: *app.tunnel_timeout.get_or_insert(Duration::from_secs(3600)),
         })
+    }
+
+    /// Returns where the server has the paths of a rule.
+    fn mounted(&mut self, app: &AppTable, node: Node<'_>) -> Option<Mount> {
+        let path = app.backend_path.as_deref()?.trim_end_matches('/');
+        let pattern = mount(&app.pattern, false);
+        if pattern.has_wildcards() || pattern.is_regex() || !pattern.as_str().starts_with('/') {
+            let help = "write `match` as a path, such as `/wiki`, or `/wiki/**` for all below it; or use a route with `rewrite`";
+            self.findings.at(node.get("backend_path").span(), "`backend_path` requires a path as `match`", help);
+            return None;
+        }
+        let mut prefix = Vec::new();
+        encode_path(pattern.as_str().trim_end_matches('/').as_bytes(), &mut prefix);
+        Some(Mount { prefix: String::from_utf8_lossy(&prefix).into(), path: path.into() })
     }
 
     /// Reports keys that only rules with `http` use.
@@ -1128,6 +1148,9 @@ impl Checker<'_> {
 const HTTP_KEYS: [&str; 17] = [
     "health",
     "host",
+    "resolve",
+    "backend_path",
+    "request_fields",
     "balance",
     "hash_field",
     "max_failures",
@@ -1148,9 +1171,6 @@ const IDLE_CONNECTIONS: usize = 32;
 /// Returns the paths of an application. One that is mounted at `/dav/**` (`files = false`) gets the path `/dav`: its
 /// SCRIPT_NAME, which it writes into its links, is then the same for all paths below.
 fn mount(written: &Glob, files: bool) -> Glob {
-    "resolve",
-    "backend_path",
-    "request_fields",
     let folder = written.as_str().strip_suffix("/**").filter(|_| !files && !written.is_regex());
     let mount = match folder {
         Some("") => Glob::parse("/").ok(),

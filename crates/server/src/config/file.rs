@@ -13,7 +13,9 @@ use amped_core::cache::Budgets;
 use amped_core::condition::Condition;
 use amped_core::cors::CorsRule;
 use amped_core::early_hints::EarlyHints;
-use amped_core::forms::{FieldValue, FolderPath, ResponseFieldName};
+use amped_core::forms::{
+    BackendPath, FieldValue, FolderPath, ForwardedFieldName, ForwardedFieldValue, ResponseFieldName,
+};
 use amped_core::glob::Glob;
 use amped_core::headers::HeaderRule;
 use amped_core::limits::Limits;
@@ -303,13 +305,13 @@ pub struct AuthTable {
     /// File of names and password hashes (bcrypt or argon2id), see htpasswd(1)
     #[schemars(example = &"htpasswd")]
     pub accounts: PathBuf,
-}
-
-/// Application (CGI, FastCGI or HTTP) by pattern
     /// Addresses and networks of clients that need no password
     #[serde(default)]
     #[schemars(extend("examples" = [["10.0.0.0/8"]]))]
     pub exempt: Vec<Network>,
+}
+
+/// Application (CGI, FastCGI or HTTP) by pattern
 ///
 /// The first table whose `match` matches a path, or the beginning of one, applies. It has exactly one of `cgi`, `fastcgi`,
 /// `command`, `http` and `static`.
@@ -352,16 +354,30 @@ pub struct AppTable {
     #[schemars(example = "127.0.0.1:3000", extend("type" = ["string", "array", "null"]))]
     #[serde(default, deserialize_with = "BackendUrl::one_or_list")]
     pub http: Option<Vec<Box<str>>>,
-    /// Host of requests forwarded by `http`; default: the client's, which X-Forwarded-Host always has
-    #[schemars(example = "app.internal")]
     /// Interval at which names in `http` are resolved again; default 30s
     ///
     /// One that cannot be resolved keeps its addresses; while it has none, requests get 502.
     #[schemars(example = "30s")]
     #[serde(default, with = "PositiveSeconds")]
     pub resolve: Option<Duration>,
+    /// Host of requests forwarded by `http`; default: the client's, which X-Forwarded-Host always has
+    #[schemars(example = "app.internal")]
     #[serde(default, deserialize_with = "HostField::text")]
     pub host: Option<Box<str>>,
+    /// Path at the `http` server in place of that of `match`, which is a path, or a path and `/**`; default: the same path
+    ///
+    /// With `match = "/wiki/**"` and `backend_path = "/"` the server gets `/a` for `/wiki/a`, and `X-Forwarded-Prefix: /wiki`. Location is
+    /// changed back; links in pages and paths of cookies are not.
+    #[schemars(example = "/")]
+    #[serde(default, deserialize_with = "BackendPath::text")]
+    pub backend_path: Option<Box<str>>,
+    /// Fields of requests forwarded by `http`, in place of the client's; `""` removes one
+    ///
+    /// Variables, as in nginx: `$remote_addr`, `$remote_user`, `$host`, `$http_host`, `$scheme`, `$request_method`, `$request_uri`,
+    /// `$server_port`, `$ssl_protocol`, `$ssl_cipher`, `$ssl_client_verify`, `$ssl_client_s_dn`, and `$http_NAME` for a field of the client.
+    #[serde(default, deserialize_with = "ForwardedFieldName::map::<ForwardedFieldValue, _>")]
+    #[schemars(extend("examples" = [{ "X-Real-IP": "$remote_addr" }]))]
+    pub request_fields: BTreeMap<Box<str>, Box<str>>,
     /// Which of several `http` servers gets a request; default round-robin
     #[schemars(example = "round-robin")]
     pub balance: Option<Balance>,

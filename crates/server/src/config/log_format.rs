@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
+use amped_http::text::variables;
 use amped_units::parse_text;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{SeqAccess, Visitor};
@@ -129,23 +130,13 @@ impl Template {
         if text.contains(char::is_control) && text.chars().any(|c| c.is_control() && c != '\t') {
             return Err("the template contains a control character\nwrite one line; only tabs are allowed".into());
         }
-        let mut pieces = text.split('$');
         let mut parts = Vec::new();
-        let mut put = |text: &str| {
+        for (text, variable) in variables(text)? {
             if !text.is_empty() {
                 parts.push(LogPart::Literal(text.into()));
             }
-        };
-        put(pieces.next().unwrap_or_default());
-        for piece in pieces {
-            let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-            let (name, rest) = match piece.strip_prefix('{') {
-                Some(inner) => inner.split_once('}').ok_or("unmatched `{`\nwrite `${status}`, or `$status`")?,
-                None => piece.split_at(piece.find(|c| !is_name(c)).unwrap_or(piece.len())),
-            };
-            parts.push(LogPart::Field(LogField::of(name)?));
-            if !rest.is_empty() {
-                parts.push(LogPart::Literal(rest.into()));
+            if let Some(name) = variable {
+                parts.push(LogPart::Field(LogField::of(name)?));
             }
         }
         Ok(Template { text: text.into(), parts })
