@@ -49,6 +49,20 @@ fn servers(address: SocketAddr, backend: SocketAddr, root: &Path) -> String {
             location /gone {{ return 410; }}
             location ^~ /up/ {{ proxy_pass http://{backend}; proxy_set_header Host $host; }}
             location = /up/local.html {{ return 204; }}
+            location /mount/ {{
+                proxy_pass http://{backend}/inner/;
+                proxy_set_header Host $host;
+                proxy_set_header X-Real-IP $remote_addr;
+                proxy_set_header X-Own "$request_method ${{scheme}} $http_user_agent";
+                proxy_set_header Cookie "";
+            }}
+            location /moved/ {{ proxy_pass http://{backend}/inner/; }}
+            location /named/ {{ resolver 127.0.0.1 valid=20s; set $app {backend}; proxy_pass http://$app; }}
+        }}
+        server {{
+            listen {address};
+            server_name wiki.*;
+            return 200 "wiki";
         }}
         server {{
             listen {address};
@@ -103,6 +117,14 @@ const REQUESTS: &[(&str, &str)] = &[
     ("example.org", "/up/a/b?c=d"),
     ("example.org", "/up/x.txt"),
     ("example.org", "/up/local.html"),
+    ("example.org", "/mount/a%20b?c=d"),
+    ("example.org", "/mount/"),
+    ("example.org", "/mounted/"),
+    ("example.org", "/moved/go"),
+    ("example.org", "/named/a?b"),
+    ("wiki.example.com", "/"),
+    ("wiki.example.org", "/a"),
+    ("wiki", "/"),
     ("example.org", "/none"),
     ("other.example.org", "/a/b?c=d"),
     ("www.example.net", "/"),
@@ -153,7 +175,10 @@ fn converted_configuration_gives_same_responses() {
     let said = String::from_utf8_lossy(&converted.stderr).into_owned();
     assert_eq!((converted.status.code(), said.as_str()), (Some(0), ""));
 
-    let behind = format!("server {{ listen {backend}; location / {{ return 200 \"$host $request_uri\"; }} }}");
+    let behind = format!(
+        "server {{ listen {backend}; absolute_redirect off; location = /inner/go {{ return 302 http://$http_host/inner/x?y; }}
+         location / {{ return 200 \"$host $request_uri $http_x_real_ip $http_x_own $http_cookie\"; }} }}"
+    );
     let _nginx = Nginx::start(tempfile::tempdir().unwrap(), address, &(servers + &behind));
     let server = Server::start(&["--config", result.to_str().unwrap(), "--listen", "127.0.0.1:0"]);
     let mut different = String::new();
@@ -171,6 +196,11 @@ fn converted_configuration_gives_same_responses() {
     check("DELETE", "/index.html", &[("Host", "example.org")]);
     check("GET", "/", &[("Host", "example.org"), ("User-Agent", "Old/1.0")]);
     check("GET", "/", &[("Host", "example.org"), ("User-Agent", "Not Old")]);
+    check(
+        "GET",
+        "/mount/x",
+        &[("Host", "example.org"), ("Cookie", "a=b"), ("X-Real-IP", "9.9.9.9"), ("User-Agent", "a")],
+    );
     check("POST", "/up/form", &[("Host", "example.org"), ("Content-Length", "0")]);
     let config = fs::read_to_string(&result).unwrap();
     assert!(different.is_empty(), "{different}{config}");

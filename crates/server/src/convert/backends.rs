@@ -1,5 +1,7 @@
 //! Backends: `proxy_pass`, `upstream`, and the keys that all applications have.
 
+use amped_core::forms::{ForwardedFieldName, ForwardedFieldValue};
+use amped_units::Form as _;
 use serde_json::{Value, json};
 
 use super::caching::{self, Bypasses};
@@ -39,12 +41,21 @@ pub(super) fn proxy(
         Paths::Exact(path) | Paths::Prefix { path, .. } => path.as_str(),
         Paths::Regex { .. } | Paths::Named(_) => "",
     };
-    if !uri.is_empty() && uri != own {
-        let why =
-            format!("requests are forwarded with their own path, so the backend gets `{own}` where it got `{uri}`");
-        page.note_here(site, directive, &why);
-    }
     let mut table = json!({ "match": pattern });
+    if !uri.is_empty() && uri != own {
+        // nginx replaces text, so `/a` may also be the beginning of `/ab`.
+        let is_mount = match paths {
+            Paths::Exact(_) => !uri.ends_with('/'),
+            _ => own.ends_with('/') && uri.ends_with('/'),
+        };
+        if is_mount {
+            table["backend_path"] = uri.into();
+        } else {
+            let why =
+                format!("`backend_path` replaces a whole directory, so the backend gets `{own}` where it got `{uri}`");
+            page.note_here(site, directive, &why);
+        }
+    }
     let upstream = http.upstreams.get(address);
     match upstream {
         Some(upstream) => balance(page, site, &mut table, upstream, has_tls),
@@ -60,7 +71,15 @@ pub(super) fn proxy(
     {
         table["connect_timeout"] = time.into();
     }
-    host(page, site, scope, &mut table, address);
+    request_fields(page, site, scope, &mut table, address);
+    let is_name = address.split(':').next().is_some_and(|host| host.contains(|c: char| c.is_ascii_alphabetic()));
+    let valid = scope.get("resolver").and_then(|own| own.args.iter().find_map(|arg| arg.strip_prefix("valid=")));
+    if let Some(time) = valid
+        .filter(|_| is_name && upstream.is_none() && !address.starts_with('[') && !address.starts_with("unix:"))
+        .and_then(time)
+    {
+        table["resolve"] = time.into();
+    }
     let bypasses = caching::cache(page, site, http, scope, &mut table, "proxy");
     app_rules(page, site, table, bypasses, directive);
 }
@@ -80,12 +99,17 @@ pub(super) fn app_rules(page: &mut Page, site: &mut SitePage, table: Value, bypa
     page.rule(site, "app", table, directive);
 }
 
-/// The Host that the backend gets: with nginx, its own unless `proxy_set_header` says otherwise.
-fn host(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, table: &mut Value, address: &str) {
+/// The Host that the backend gets: with nginx, its own unless `proxy_set_header` says otherwise. And other fields.
+fn request_fields(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, table: &mut Value, address: &str) {
     let mut host = Some(address).filter(|address| !address.starts_with("unix:"));
+    let mut fields = serde_json::Map::new();
     for field in scope.all("proxy_set_header") {
         let (name, value) = (field.arg(0).to_ascii_lowercase(), field.arg(1));
-        let is_own = ["upgrade", "connection", "x-real-ip", "proxy", "accept-encoding", "early-data"];
+        let is_own =
+            ["upgrade", "connection", "proxy", "early-data", "forwarded", "x-forwarded-for", "x-forwarded-host"];
+        // Those that a request for an authorization has already.
+        let is_of_authorization = ["x-original-", "x-forwarded-method", "x-forwarded-uri"];
+        let is_asked = scope.get("proxy_pass_request_body").is_some_and(|own| own.arg(0) == "off");
         match name.as_str() {
             "host" => {
                 host = match value {
@@ -96,9 +120,28 @@ fn host(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, table: &mut Val
             }
             // Without a body, which another note may be about, there is no length.
             "content-length" if value.is_empty() && scope.get("proxy_pass_request_body").is_some() => {}
-            name if name.starts_with("x-forwarded-") || name == "forwarded" || is_own.contains(&name) => {}
-            _ => page.note_here(site, field, "fields of requests are forwarded unchanged"),
+            "x-forwarded-proto" if value.contains('$') => {}
+            "x-forwarded-proto" => {
+                let why = "the scheme is that of the client; a proxy with TLS before this server is named in `trusted_proxies`";
+                page.note_here(site, field, why);
+            }
+            name if is_own.contains(&name) => {}
+            name if is_asked && is_of_authorization.iter().any(|known| name.starts_with(known)) => {}
+            "x-request-id" if value == "$request_id" => page.note_here(site, field, "use `request_ids` in `[[site]]`"),
+            // The request for an authorization is another one.
+            _ if is_asked && value.contains("$request_") => page.note_here(
+                site,
+                field,
+                "the application gets the client's request in X-Original-URI and X-Original-Method",
+            ),
+            _ => match ForwardedFieldName::parse(field.arg(0)).and_then(|_| ForwardedFieldValue::parse(value)) {
+                Ok(value) => _ = fields.insert(field.arg(0).to_owned(), String::from(value).into()),
+                Err(why) => page.note_here(site, field, why.split('\n').next().unwrap_or_default()),
+            },
         }
+    }
+    if !fields.is_empty() {
+        table["request_fields"] = Value::Object(fields);
     }
     if let Some(host) = host {
         table["host"] = host.into();

@@ -1,6 +1,7 @@
 //! `amped convert`: translates a configuration of nginx.
 //!
-//! 1. `lex` splits the text into words, `tree` makes directives of them, with those of included files.
+//! 1. `lex` splits the text into words, `tree` makes directives of them, with those of included files. `variables` replaces
+//!    variables that have one value.
 //! 2. `main_block` translates what concerns the whole server, `listens` its addresses. `server` makes a site of each
 //!    `server`: `scope` keeps a directive with what is around it, `order` sorts the locations (`paths`, `regexes`) by
 //!    nginx's precedence, and `rules` translates each `location` by `rewrite`, `files`, `apps`, `backends`, `caching` and `limits`.
@@ -33,6 +34,7 @@ mod rules;
 mod scope;
 mod server;
 mod tree;
+mod variables;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -56,7 +58,8 @@ pub struct Converted {
 /// # Errors
 /// A message with file, line and column.
 pub fn convert(path: &Path) -> Result<Converted, String> {
-    let directives = tree::read(path)?;
+    let mut directives = tree::read(path)?;
+    variables::substitute(&mut directives);
     let page = main_block::page(&directives);
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     Ok(Converted { text: page.text(&name), left: page.left, warnings: page.warnings })

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::tree::Directive;
 use super::{Converted, convert};
 use crate::config;
 
@@ -15,7 +16,7 @@ fn check_accepted(text: &str) {
     let path = folder.path().join("amped.toml");
     std::fs::write(&path, text).expect("written");
     let Err(error) = config::check(&config::cli::Check { config: path }) else { return };
-    let absent = ["does not exist", "cannot read", "No such file"];
+    let absent = ["does not exist", "cannot read", "No such file", "cannot resolve"];
     for problem in error.problems() {
         assert!(absent.iter().any(|words| problem.message().contains(words)), "{}\n{text}\n{error}", problem.message());
     }
@@ -65,16 +66,22 @@ fn random_configuration_does_not_panic() {
                 |allow|deny|auth_basic|limit_req|limit_req_zone|server_name|http|\\{|\\}|;|;|;|=|~|~\\*|\\^~|/|/a/|@b|=404|\\$uri|\\$host\
                 |301|200|https://\\$host\\$request_uri|\"\\(\\$host\"|\"x\\)\"|zone=a:1m|rate=1r/s|unix:|\\[::\\]:1|1m|ö|\\.php\\$|all|off)";
     proptest!(ProptestConfig::with_cases(150), |(words in proptest::collection::vec(word, 0..30))| {
-        let directives = super::tree::parse(&words.join(" "));
-        if let Ok(directives) = directives {
+        if let Ok(directives) = directives(&words.join(" ")) {
             super::main_block::page(&directives).text("x");
         }
     });
 }
 
+/// The directives of a text, with the values of variables that have one.
+fn directives(text: &str) -> Result<Vec<Directive>, String> {
+    let mut directives = super::tree::parse(text)?;
+    super::variables::substitute(&mut directives);
+    Ok(directives)
+}
+
 /// The page of a configuration.
 fn page(text: &str) -> super::page::Page {
-    let page = super::main_block::page(&super::tree::parse(text).expect("valid"));
+    let page = super::main_block::page(&directives(text).expect("valid"));
     check_accepted(&page.text("nginx.conf"));
     page
 }
@@ -178,7 +185,7 @@ fn limits_of_path_are_one_table() {
 #[test]
 fn fallback_to_denied_file_is_left() {
     let text = "server { location / { try_files $uri $uri/ /index.php; } location ~ php$ { return 404; } }";
-    let page = super::main_block::page(&super::tree::parse(text).expect("valid"));
+    let page = super::main_block::page(&directives(text).expect("valid"));
     assert_eq!(page.left, ["nginx.conf:1: not converted: `try_files`: another location denies /index.php"]);
     check_accepted(&page.text("nginx.conf"));
 }
@@ -186,7 +193,7 @@ fn fallback_to_denied_file_is_left() {
 #[test]
 fn servers_at_other_addresses_are_not_served_with_the_rest() {
     let names = |text: &str| {
-        let page = super::main_block::page(&super::tree::parse(text).expect("valid"));
+        let page = super::main_block::page(&directives(text).expect("valid"));
         let names: Vec<String> = page.sites.iter().map(|site| site.keys["hosts"].to_string()).collect();
         (names.concat(), page.top["listen"].to_string(), page.left.len())
     };
@@ -206,7 +213,7 @@ fn site_with_tls_only_is_closed_without_it() {
     let public = "server { listen 80; server_name a.example; }";
     let secure = "listen 443 ssl; server_name b.example; ssl_certificate a.pem; ssl_certificate_key a.key;";
     let routes = |text: &str| {
-        let page = super::main_block::page(&super::tree::parse(text).expect("valid"));
+        let page = super::main_block::page(&directives(text).expect("valid"));
         let routes: Vec<String> = page.sites.last().expect("a site").tables("route").map(ToString::to_string).collect();
         (routes, page.left.len(), page.warnings.len())
     };
@@ -266,7 +273,8 @@ fn fields_that_clients_could_send_are_reported() {
         .len()
     };
     assert_eq!(left("proxy_set_header X-Real-IP $remote_addr; proxy_set_header X-Forwarded-For $remote_addr;"), 0);
-    assert_eq!(left("proxy_set_header X-Client-IP $remote_addr; proxy_set_header X-Scheme $scheme;"), 2);
+    assert_eq!(left("proxy_set_header X-Client-IP $remote_addr; proxy_set_header X-Scheme $scheme;"), 0);
+    assert_eq!(left("proxy_set_header X-Country $geoip_country; proxy_set_header X-Forwarded-Proto https;"), 2);
     let of_fastcgi = |params: &str| {
         let text = format!("server {{ location ~ \\.php$ {{ fastcgi_pass 10.0.0.1:9000; {params} }} }}");
         page(&text).left.len()
@@ -275,6 +283,72 @@ fn fields_that_clients_could_send_are_reported() {
     assert_eq!(of_fastcgi("fastcgi_param HTTPS on;"), 1);
     assert_eq!(of_fastcgi("fastcgi_param REMOTE_USER x;"), 1);
     assert_eq!(of_fastcgi("fastcgi_param SCRIPT_FILENAME /srv/index.php;"), 2);
+}
+
+/// The keys of the only application of a configuration, and how many directives are left.
+fn app_of(text: &str) -> (serde_json::Value, usize) {
+    let page = page(text);
+    let apps: Vec<_> = page.sites[0].tables("app").collect();
+    assert_eq!(apps.len(), 1, "{text}");
+    (apps[0].clone(), page.left.len())
+}
+
+#[test]
+fn fields_of_forwarded_requests_are_converted() {
+    let fields = "proxy_set_header X-Real-IP $remote_addr; proxy_set_header Accept-Encoding \"\"; proxy_set_header X-A ${scheme}s;";
+    let (app, left) = app_of(&format!(
+        "server {{ location / {{ proxy_pass http://10.0.0.1; proxy_set_header Host $host; {fields} }} }}"
+    ));
+    assert_eq!(
+        app["request_fields"],
+        serde_json::json!({ "X-Real-IP": "$remote_addr", "Accept-Encoding": "", "X-A": "${scheme}s" })
+    );
+    assert_eq!(left, 0);
+}
+
+#[test]
+fn path_of_backend_is_converted_if_it_replaces_a_directory() {
+    let path = |location: &str, pass: &str| {
+        let (app, left) = app_of(&format!("server {{ location {location} {{ proxy_pass http://10.0.0.1{pass}; }} }}"));
+        (app["backend_path"].as_str().map(str::to_owned), left)
+    };
+    let converted = |path: &str| (Some(path.to_owned()), 0);
+    assert_eq!(path("/a/", "/"), converted("/"));
+    assert_eq!(path("/a/", "/b/c/"), converted("/b/c/"));
+    assert_eq!(path("/", "/b/"), converted("/b/"));
+    assert_eq!(path("/a/", "/a/"), (None, 0));
+    assert_eq!(path("/a", "/b"), (None, 1));
+    assert_eq!(path("/a/", "/b"), (None, 1));
+}
+
+#[test]
+fn variables_with_one_value_are_replaced() {
+    let parts = "set $app web; set $port 81; set $both $app:$port; proxy_pass http://$both;";
+    let address = |text: &str| app_of(text).0["http"].as_str().map(str::to_owned);
+    assert_eq!(address(&format!("server {{ location / {{ {parts} }} }}")).as_deref(), Some("web:81"));
+    assert_eq!(
+        address("server { set $a 10.0.0.1; location / { proxy_pass http://${a}:82; } location = /b { set $b 1; return 404; } }")
+            .as_deref(),
+        Some("10.0.0.1:82")
+    );
+    // Each location has its own.
+    let two = "location /a/ { set $a 10.0.0.1; proxy_pass http://$a; } location /b/ { set $a 10.0.0.2; proxy_pass http://$a; }";
+    let page_of_two = page(&format!("server {{ {two} }}"));
+    let addresses: Vec<String> = page_of_two.sites[0].tables("app").map(|app| app["http"].to_string()).collect();
+    assert_eq!((addresses.concat().as_str(), page_of_two.left.len()), (r#""10.0.0.1:80""10.0.0.2:80""#, 0));
+    for uncertain in [
+        "set $a 10.0.0.1; if ($arg_b) { set $a 10.0.0.2; } location / { proxy_pass http://$a; }",
+        "set $a 10.0.0.1; location /b { set $a 10.0.0.2; rewrite ^ /c last; } location / { proxy_pass http://$a; }",
+        "location / { set $a 10.0.0.1; set $a 10.0.0.2; proxy_pass http://$a; }",
+        "location / { set $a $host; proxy_pass http://$a; }",
+        "location / { if ($arg_b) { break; } set $a 10.0.0.1; proxy_pass http://$a; }",
+        "location / { if ($a) { return 403; } set $a 10.0.0.1; proxy_pass http://$a; }",
+        "location / { auth_request_set $a $upstream_http_b; set $a 10.0.0.1; proxy_pass http://$a; }",
+        "location / { set $a 10.0.0.1; location /b { proxy_pass http://$a; } }",
+    ] {
+        let page = page(&format!("server {{ {uncertain} }}"));
+        assert!(page.sites[0].tables("app").all(|app| app["http"].is_null()) && !page.left.is_empty(), "{uncertain}");
+    }
 }
 
 #[test]

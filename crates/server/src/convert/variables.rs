@@ -1,0 +1,121 @@
+//! Variables that have one value (`set`): it takes their place.
+//!
+//! Many configurations name the parts of a backend's address by `set`, so that nginx resolves the name for each request.
+//! Directives of the rewrite module are executed in order, those of a server before those of a location; all others see the
+//! values at the end. A variable whose value is not certain stays, and the directives that use it are reported.
+
+use std::collections::HashMap;
+
+use amped_http::text::variables;
+
+use super::tree::Directive;
+
+/// Replaces such variables in all servers.
+pub(super) fn substitute(directives: &mut [Directive]) {
+    for directive in directives {
+        match (directive.name.as_str(), &mut directive.block) {
+            ("http", Some(block)) => substitute(block),
+            ("server", Some(block)) => in_server(block),
+            _ => {}
+        }
+    }
+}
+
+/// Values by the names of variables.
+type Values = HashMap<String, String>;
+
+fn in_server(block: &mut Vec<Directive>) {
+    let mut others = Vec::new();
+    block.iter().filter(|inner| inner.name != "set").for_each(|inner| names_set(inner, &mut others));
+    let known = own_values(block, &Values::new(), &others);
+    replace(block, &known);
+    in_locations(block, &known);
+}
+
+/// Locations have the values of their server, not those of a location around them.
+fn in_locations(block: &mut [Directive], of_server: &Values) {
+    for location in block.iter_mut().filter(|inner| inner.name == "location") {
+        let Some(block) = &mut location.block else { continue };
+        let mut others = Vec::new();
+        block
+            .iter()
+            .filter(|inner| !["set", "location"].contains(&&*inner.name))
+            .for_each(|inner| names_set(inner, &mut others));
+        let mut known = of_server.clone();
+        known.extend(own_values(block, of_server, &others));
+        replace(block, &known);
+        in_locations(block, of_server);
+    }
+}
+
+/// The names that a directive, or one in its block, gives values to.
+fn names_set<'a>(directive: &'a Directive, names: &mut Vec<&'a str>) {
+    if ["set", "auth_request_set"].contains(&&*directive.name) {
+        names.push(directive.arg(0));
+    }
+    directive.inner().iter().for_each(|inner| names_set(inner, names));
+}
+
+/// The variables to which this block itself gives a value, for certain, only once and before it uses them, and which none of
+/// `others` is. `outer`: those around it.
+fn own_values(block: &[Directive], outer: &Values, others: &[&str]) -> Values {
+    let mut known = Values::new();
+    // What follows one of these is not executed for every request that needs the value.
+    let ends = |inner: &Directive| ["break", "rewrite"].contains(&&*inner.name);
+    let may_end = |inner: &Directive| {
+        ends(inner) || inner.name == "return" || inner.name == "if" && inner.inner().iter().any(ends)
+    };
+    let end = block.iter().position(may_end).unwrap_or(block.len());
+    for (at, inner) in block[..end].iter().enumerate().filter(|(_, inner)| inner.name == "set") {
+        let Some(name) = inner.arg(0).strip_prefix('$') else { continue };
+        let is_again = |other: &Directive| other.name == "set" && other.arg(0) == inner.arg(0);
+        let is_used = |before: &Directive| ["set", "if"].contains(&&*before.name) && uses(before, name);
+        let mut all = outer.clone();
+        all.extend(known.clone());
+        let value = with_values(inner.arg(1), &all);
+        let is_only = block.iter().filter(|other| is_again(other)).count() == 1 && !others.contains(&inner.arg(0));
+        if is_only && !value.contains('$') && !block[..=at].iter().any(is_used) {
+            known.insert(name.to_owned(), value);
+        }
+    }
+    known
+}
+
+/// Replaces variables in a block, without its locations, and removes the directives that set them.
+fn replace(block: &mut Vec<Directive>, known: &Values) {
+    let is_known = |name: &str| name.strip_prefix('$').is_some_and(|name| known.contains_key(name));
+    block.retain(|inner| inner.name != "set" || !is_known(inner.arg(0)));
+    for inner in block.iter_mut().filter(|inner| inner.name != "location") {
+        // The name of a variable stays.
+        let first = usize::from(["set", "auth_request_set"].contains(&&*inner.name));
+        inner.args.iter_mut().skip(first).for_each(|arg| *arg = with_values(arg, known));
+        if let Some(block) = &mut inner.block {
+            replace(block, known);
+        }
+    }
+}
+
+/// A text with the values of these variables; all others stay.
+fn with_values(text: &str, known: &Values) -> String {
+    let parts = variables(text).unwrap_or_default();
+    if !parts.iter().any(|(_, name)| name.is_some_and(|name| known.contains_key(name))) {
+        return text.to_owned();
+    }
+    let mut made = String::new();
+    for (text, name) in parts {
+        made.push_str(text);
+        match name.map(|name| known.get(name).ok_or(name)) {
+            Some(Ok(value)) => made.push_str(value),
+            Some(Err(name)) => made.extend(["${", name, "}"]),
+            None => {}
+        }
+    }
+    made
+}
+
+/// Whether a directive, or one in its block, uses this variable.
+fn uses(directive: &Directive, name: &str) -> bool {
+    let has = |text: &String| variables(text).unwrap_or_default().iter().any(|(_, found)| *found == Some(name));
+    let first = usize::from(directive.name == "set");
+    directive.args.iter().skip(first).any(has) || directive.inner().iter().any(|inner| uses(inner, name))
+}
