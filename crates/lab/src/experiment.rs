@@ -187,7 +187,7 @@ pub(crate) struct Load {
     /// Number of pipelined requests.
     #[serde(deserialize_with = "within::<1, 1000, _, _>")]
     pub(crate) pipeline: u64,
-    /// Think time of a client in a closed loop.
+    /// Think time of a client in a closed loop, also of an additional one ([`beside`](Load::beside)).
     #[serde(with = "Time::<0, DAY>")]
     pub(crate) think_time: Duration,
     /// Timeout for connecting.

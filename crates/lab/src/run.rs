@@ -394,7 +394,6 @@ impl Side {
             requests_per_connection: Some(0),
             pipeline: 1,
             streams: 1,
-            think_time: Duration::ZERO,
             ..settings.load
         };
         let site = Site { manifest: None, ..site.clone() };
