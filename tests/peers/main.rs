@@ -25,6 +25,7 @@ mod apache;
 mod apache_cgi;
 mod applications;
 mod backends;
+mod ceph;
 mod convert;
 mod convert_access;
 mod convert_caching;

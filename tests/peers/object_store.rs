@@ -18,6 +18,13 @@ fn moto() -> PathBuf {
     found.next().unwrap_or_else(|| panic!("moto is not in {}: run cargo xtask setup", tools.display()))
 }
 
+/// Python with Amazon's library, which moto needs too.
+pub(super) fn python_with_boto() -> Command {
+    let mut python = Command::new("python3");
+    python.env("PYTHONPATH", moto()).stdin(Stdio::null());
+    python
+}
+
 /// A running store. Stopped when dropped.
 struct Moto {
     child: Child,
@@ -28,12 +35,7 @@ struct Moto {
 impl Moto {
     fn start(site: &Site) -> Moto {
         let [address] = free_addresses();
-        let python = || {
-            let mut python = Command::new("python3");
-            python.env("PYTHONPATH", moto()).stdin(Stdio::null());
-            python
-        };
-        let mut command = python();
+        let mut command = python_with_boto();
         command.arg(moto().join("bin/moto_server")).args(["-H", "127.0.0.1", "-p", &address.port().to_string()]);
         // The actions that prepare the user.
         command.env("INITIAL_NO_AUTH_ACTION_COUNT", "3").stdout(Stdio::null()).stderr(Stdio::null());
@@ -44,7 +46,7 @@ impl Moto {
             TcpStream::connect(address).is_ok()
         });
         let script = site.file("fill.py", include_str!("object_store.py"));
-        let key = said(python().arg(script).arg(format!("http://{address}")));
+        let key = said(python_with_boto().arg(script).arg(format!("http://{address}")));
         let (id, secret) = key.trim().split_once(' ').unwrap();
         store.key = [id.to_owned(), secret.to_owned()];
         store

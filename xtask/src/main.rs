@@ -4,6 +4,7 @@
 //! Dependencies are few (clap, syn and those of the server), since every task waits for this build.
 #![forbid(unsafe_code)]
 
+mod cluster;
 mod command;
 mod cycles;
 mod fuzz;
@@ -44,6 +45,8 @@ enum Task {
     Tidy,
     /// Write manual pages and shell completions
     Man(man::Args),
+    /// Serve a site from Ceph, and check responses while everything is changed, slowed and killed; needs root
+    Cluster(cluster::Args),
     /// Make Debian packages, and an archive for other systems
     Package(package::Args),
 }
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         Task::FuzzSmoke(args) => fuzz::run(&args),
         Task::Tidy => tidy::run(),
         Task::Man(args) => man::run(&args),
+        Task::Cluster(args) => cluster::run(&args),
         Task::Package(args) => package::run(&args),
     };
     match outcome {

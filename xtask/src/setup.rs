@@ -23,10 +23,10 @@ pub(crate) struct Args {
 
 /// A required program, and the Debian package that provides it.
 #[derive(Clone, Copy)]
-struct Needed {
-    program: &'static str,
-    package: &'static str,
-    why: &'static str,
+pub(crate) struct Needed {
+    pub(crate) program: &'static str,
+    pub(crate) package: &'static str,
+    pub(crate) why: &'static str,
 }
 
 const NEEDED: &[Needed] = &[
@@ -129,6 +129,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
         return Ok(());
     }
     Err(format!("setup is not complete:\n  {}", troubles.join("\n  ")))
+}
+
+/// Installs what is missing of these.
+pub(crate) fn require(needed: &[Needed]) -> Outcome {
+    install_missing(&missing(needed), false)
 }
 
 fn missing(needed: &[Needed]) -> Vec<Needed> {
