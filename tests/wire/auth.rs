@@ -134,10 +134,12 @@ fn exempt_addresses_need_no_password_for_their_directory_only() {
     let script =
         site.file("office/time", "#!/bin/sh\nprintf 'Content-Type: text/plain\n\n'; cat /proc/uptime; echo $$\n");
     fs::set_permissions(script, PermissionsExt::from_mode(0o755)).unwrap();
+    let who = site.file("office/who", "#!/bin/sh\nprintf 'Content-Type: text/plain\n\nuser=%s\n' \"$REMOTE_USER\"\n");
+    fs::set_permissions(who, PermissionsExt::from_mode(0o755)).unwrap();
     let users = site.path().with_extension("users");
     let _gone = Users(&users);
     let keys = format!(
-        "[[site.route]]\nmatch = '/office/inner'\nrewrite = '/private/page.html'\n\
+        "[[site.app]]\nmatch = '/office/who'\ncgi = true\n[[site.route]]\nmatch = '/office/inner'\nrewrite = '/private/page.html'\n\
          [[site.route]]\nmatch = '/private/outer'\nrewrite = '/office/page.html'\n\
          [[site.app]]\nmatch = '/office/time'\ncgi = true\ncache = '1h'\n\
          [[site.auth]]\ndirectory = '/office/'\naccounts = {users:?}\nexempt = ['10.0.0.0/8', '2001:db8::/32']"
@@ -164,6 +166,9 @@ fn exempt_addresses_need_no_password_for_their_directory_only() {
     assert_eq!(ask("/office/page.html", "192.0.2.1", "").0, 401);
     assert_eq!(ask("/office/page.html", "192.0.2.1", "wrong").0, 401);
     assert_eq!(ask("/office/page.html", "192.0.2.1", "open sesame"), office);
+    // An exempt client has no name, whatever it claims.
+    assert_eq!(ask("/office/who", "10.1.2.3", "wrong").1, "user=\n");
+    assert_eq!(ask("/office/who", "192.0.2.1", "open sesame").1, "user=ann\n");
     // Nobody else gets the response of an application to an exempt client.
     let first = ask("/office/time", "10.1.2.3", "");
     assert_eq!((first.0, first.2.as_deref()), (200, Some("private")));

@@ -215,10 +215,12 @@ fn https_location(request: &Request<'_>, site: &Site, port: u16) -> Option<Vec<u
     Some([b"https://", host, &*port, path, &*query].concat())
 }
 
-/// The user name in a request for a protected path, for the log; in a 401, the claimed one.
+/// The user name in a request for a protected path, for the log; in a 401, the claimed one. A client that needs no password has
+/// none: what it claims was not verified.
 pub(crate) fn claimed_name(request: &Request<'_>, resolved: &Resolved<'_>, sites: &Sites) -> Option<Credentials> {
     let credentials = request.authorization.and_then(Credentials::parse)?;
-    sites.of(resolved.site).guards_of(&resolved.requested, request).next().map(|_| credentials)
+    let mut guards = sites.of(resolved.site).guards_of(&resolved.requested, request);
+    guards.any(|guard| !guard.exempts(request)).then_some(credentials)
 }
 
 /// Whether an application gets the request body, or may get it depending on the disk lookup. Keeps the plan in `resolved`.

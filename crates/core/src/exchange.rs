@@ -966,7 +966,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         {
             return state;
         }
-        // What only some clients get is for no cache, even if this one has needed no password.
+        // A response that only some clients may have must not be cached, even if this one has needed no password.
         self.detour.is_restricted |= self.resolved.is_exempt;
         match step {
             // Not for an application after all: discard the body, then respond.
