@@ -83,7 +83,7 @@ fn requests_follow_the_name_of_a_backend() {
     other.send_request("GET", "/held", &[]);
     fs::write(&hosts, "127.0.0.2 app.test\n").unwrap();
     wait_for(&mut client, &["second"]);
-    server.wait_for(&format!("the backend app.test:{port} has moved to 127.0.0.2:{port}\n"));
+    server.wait_for(&format!("the backend app.test:{port} is now at 127.0.0.2:{port}\n"));
     // A request that has begun stays where it is.
     is_held.store(false, Ordering::Relaxed);
     assert_eq!(other.response("GET").text(), "first");

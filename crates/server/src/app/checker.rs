@@ -1,5 +1,5 @@
-//! What happens at intervals without a request: names of backends are resolved again (`names`), and active health checks: a thread requests a path of each backend of a rule at an interval, and those that do not respond as
-//! they should get no requests (`health`).
+//! Background work: resolves names of backends (`names`), and runs active health checks. A thread requests a path of each backend of a
+//! rule at an interval, and those that do not respond as they should get no requests (`health`).
 //!
 //! Each process with loops has a thread, which checks if no other one has. No loop waits: the thread has blocking
 //! connections of its own, each in another thread, with a timeout.
@@ -51,24 +51,32 @@ pub(super) fn start_resolving<'a>(upstreams: impl Iterator<Item = &'a Arc<Upstre
     }
 }
 
-/// Resolves the names that are due. Returns the time until the next are; `None`: the configuration no longer has them.
+/// Resolves the names that are due, those of several rules at a time. Returns the time until the next are; `None`: the configuration no
+/// longer has them.
 fn resolve_all(named: &mut Vec<Weak<Upstreams>>) -> Option<Duration> {
-    let mut patience = None;
-    named.retain(|known| {
-        let Some(upstreams) = known.upgrade() else { return false };
-        let Some(names) = upstreams.names() else { return false };
-        let new = names.turn();
-        if !new.is_empty()
-            && let Some(health) = upstreams.current().health()
-        {
-            new.into_iter().for_each(|number| _ = health.forget(number));
-        }
-        let own = names.patience();
-        patience = Some(patience.map_or(own, |known: Duration| known.min(own)));
-        true
-    });
-    // Another process may be about to resolve what is due.
-    patience.map(|patience| patience.max(Duration::from_millis(10)))
+    named.retain(|known| known.strong_count() > 0);
+    let all: Vec<Arc<Upstreams>> = named.iter().filter_map(Weak::upgrade).collect();
+    for some in all.chunks(LOOKUPS_MAX) {
+        thread::scope(|scope| {
+            for upstreams in some.iter().filter(|own| own.names().is_some_and(|names| names.time_until_due().is_zero()))
+            {
+                // Without a thread it is tried again.
+                let _ = builder("names").spawn_scoped(scope, || resolve_one(upstreams));
+            }
+        });
+    }
+    let due = all.iter().filter_map(|upstreams| Some(upstreams.names()?.time_until_due())).min()?;
+    // Another process may be about to resolve what is due; and the configuration may change.
+    Some(due.clamp(Duration::from_millis(10), Duration::from_secs(60)))
+}
+
+/// Maximum rules whose names are resolved at a time.
+const LOOKUPS_MAX: usize = 16;
+
+fn resolve_one(upstreams: &Upstreams) {
+    let Some(names) = upstreams.names() else { return };
+    let current = upstreams.current();
+    names.resolve_if_due(|number| current.health().into_iter().for_each(|health| _ = health.forget(number)));
 }
 
 fn builder(name: &str) -> thread::Builder {
@@ -82,7 +90,7 @@ fn check_always(upstreams: &Weak<Upstreams>) {
         let wait = match health.begin() {
             Ok(Some(wait)) => wait,
             Ok(None) => {
-                check_all(&upstream, health);
+                check_all(upstreams, &upstream, health);
                 continue;
             }
             Err(Outside) => return,
@@ -93,11 +101,17 @@ fn check_always(upstreams: &Weak<Upstreams>) {
 }
 
 /// Checks all backends side by side.
-fn check_all(upstream: &Upstream, health: &Health) {
+fn check_all(upstreams: &Weak<Upstreams>, upstream: &Upstream, health: &Health) {
     thread::scope(|scope| {
         for (number, backend, name) in upstream.backends() {
             let check = move || {
                 let result = check_one(backend, &health.check);
+                // Another one may have its number now.
+                let is_it = |(own, _, at): (usize, &Backend, &str)| (own, at) == (number, name);
+                // Another one may have its number now.
+                if !upstreams.upgrade().is_some_and(|now| now.current().backends().any(is_it)) {
+                    return;
+                }
                 if health.note(number, result.is_ok()) == Ok(true) {
                     match result {
                         Ok(()) => say!("the backend {name} is healthy again"),

@@ -149,6 +149,13 @@ impl Apps {
         let at = match &settings.kind {
             AppKind::Cgi => None,
             AppKind::Http(http) => {
+                let mut http = http.clone();
+                let known = || before.into_iter().flat_map(Apps::upstreams).filter_map(|upstreams| upstreams.names());
+                for named in http.names.iter_mut().filter(|named| named.addresses.is_empty()) {
+                    // A name server that fails at a reload takes away nothing.
+                    named.addresses =
+                        known().map(|names| names.addresses_of(named)).find(|all| !all.is_empty()).unwrap_or_default();
+                }
                 let tls = http.addresses.iter().filter_map(|address| match address {
                     BackendAddress::Tls(address, tls) => Some((address.to_string(), tls)),
                     BackendAddress::Unix(_) | BackendAddress::Tcp(_) => None,
@@ -160,7 +167,7 @@ impl Apps {
                 for named in http.names.iter().filter(|named| named.addresses.is_empty()) {
                     say!("cannot resolve the backend {}; its requests get 502 until that succeeds", named.at);
                 }
-                upstreams = Some(Arc::new(Upstreams::new(http, settings.min_spare)?));
+                upstreams = Some(Arc::new(Upstreams::new(&http, settings.min_spare)?));
                 None
             }
             AppKind::Unix(name) => Some(At::Unix(name.clone())),

@@ -5,7 +5,7 @@
 //! that cannot be resolved keeps its addresses.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -43,8 +43,11 @@ const VERSION: usize = 0;
 /// When the next round begins, milliseconds since `start`.
 const DUE_MS: usize = 1;
 
-/// Bytes of an address in the table: the number of its server and one, 0 for none; port; IPv6 address, perhaps a mapped one.
+/// Bytes of an address in the table: the number of its server and one, 0 for none; port; scope; IPv6 address, perhaps a mapped one.
 const ENTRY: usize = 32;
+
+/// Where it is noted that the table is being written.
+const DIRTY: usize = ENTRY * BACKENDS_MAX;
 
 /// The interval for names that have no address yet, at most.
 const RETRY: Duration = Duration::from_secs(1);
@@ -60,7 +63,7 @@ impl Names {
             interval,
             first,
             words: Words::new(2)?,
-            addresses: Region::new(1, ENTRY * BACKENDS_MAX)?,
+            addresses: Region::new(1, DIRTY + 8)?,
             start: Instant::now(),
             is_started: AtomicBool::new(false),
         };
@@ -77,8 +80,11 @@ impl Names {
     }
 
     fn lock(&self) -> Option<Guard<'_>> {
+        // A process that only read has changed nothing.
         let clear = |guard: &Guard<'_>| {
-            let _ = guard.zero(0, ENTRY * BACKENDS_MAX);
+            if guard.word(DIRTY) != Ok(0) {
+                let _ = guard.zero(0, DIRTY + 8);
+            }
         };
         self.addresses.lock_mended(0, PATIENCE, clear)
     }
@@ -97,34 +103,42 @@ impl Names {
     pub(super) fn addresses(&self) -> Option<Vec<(usize, BackendAddress)>> {
         let table = read(&self.lock()?, self.servers.len()).ok()?;
         let known = (self.first..).zip(table);
-        let address = |NamedAddress { server, address }| match &self.servers.get(server)?.tls {
-            Some(tls) => Some(BackendAddress::Tls(address, tls.clone())),
-            None => Some(BackendAddress::Tcp(address)),
-        };
+        let address = |NamedAddress { server, address }| Some(self.servers.get(server)?.reached_at(address));
         Some(known.filter_map(|(number, entry)| Some((number, address(entry?)?))).collect())
     }
 
-    /// Resolves the names, if that is due and no other process does it. Returns the numbers of new addresses.
-    pub(super) fn turn(&self) -> Vec<usize> {
+    /// Returns the addresses of a server, if it is one of these.
+    pub(super) fn addresses_of(&self, server: &NamedServer) -> Vec<SocketAddr> {
+        let Some(number) = self.servers.iter().position(|own| own == server) else { return Vec::new() };
+        let table = self.lock().and_then(|guard| read(&guard, self.servers.len()).ok()).unwrap_or_default();
+        table.into_iter().flatten().filter(|entry| entry.server == number).map(|entry| entry.address).collect()
+    }
+
+    /// Resolves the names, if that is due and no other process does it. `forget` is told the numbers that get other addresses.
+    pub(super) fn resolve_if_due(&self, forget: impl Fn(usize)) {
         let due = &self.words.all()[DUE_MS];
         let (known, now) = (due.load(Ordering::Relaxed), milliseconds(self.start.elapsed()));
         let next = now.saturating_add(milliseconds(self.interval));
         if now < known || due.compare_exchange(known, next, Ordering::Relaxed, Ordering::Relaxed).is_err() {
-            return Vec::new();
+            return;
         }
         let found: Vec<_> = self.servers.iter().map(|server| resolve(&server.at)).collect();
-        let Some(guard) = self.lock() else { return Vec::new() };
-        let Ok(old) = read(&guard, self.servers.len()) else { return Vec::new() };
+        let Some(guard) = self.lock() else { return };
+        // It took longer than the interval, and another process has begun since.
+        if due.load(Ordering::Relaxed) != next {
+            return;
+        }
+        let Ok(old) = read(&guard, self.servers.len()) else { return };
         let table = merged(&old, &found, BACKENDS_MAX - self.first);
         due.store(milliseconds(self.start.elapsed() + self.wait(&table)), Ordering::Relaxed);
         if table == old || write(&guard, &table).is_err() {
-            return Vec::new();
+            return;
         }
+        let is_new = |number: &usize| table[*number].is_some() && table.get(*number) != old.get(*number);
+        (0..table.len()).filter(is_new).for_each(|number| forget(self.first + number));
         self.words.all()[VERSION].fetch_add(1, Ordering::Release);
         drop(guard);
         self.report(&old, &table);
-        let is_new = |number: &usize| table[*number].is_some() && table[*number] != old[*number];
-        (0..table.len()).filter(is_new).map(|number| self.first + number).collect()
     }
 
     /// Returns the time until the next round.
@@ -134,7 +148,7 @@ impl Names {
     }
 
     /// Returns the time until the next round that this process may do.
-    pub(super) fn patience(&self) -> Duration {
+    pub(super) fn time_until_due(&self) -> Duration {
         let due = Duration::from_millis(self.words.all()[DUE_MS].load(Ordering::Relaxed));
         due.saturating_sub(self.start.elapsed())
     }
@@ -150,7 +164,7 @@ impl Names {
             let (before, now) = (of(old, number), of(new, number));
             if before != now {
                 let now: Vec<String> = now.iter().map(SocketAddr::to_string).collect();
-                say!("the backend {} has moved to {}", server.at, now.join(", "));
+                say!("the backend {} is now at {}", server.at, now.join(", "));
             }
         }
     }
@@ -161,7 +175,11 @@ impl Names {
 /// # Errors
 /// Those of getaddrinfo(3).
 pub fn resolve(at: &str) -> io::Result<Vec<SocketAddr>> {
-    let mut found: Vec<SocketAddr> = at.to_socket_addrs()?.collect();
+    let canonical = |address: SocketAddr| match address.ip().to_canonical() {
+        ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
+        IpAddr::V6(_) => address,
+    };
+    let mut found: Vec<SocketAddr> = at.to_socket_addrs()?.map(canonical).collect();
     found.dedup();
     Ok(found)
 }
@@ -192,7 +210,8 @@ fn merged(
 }
 
 fn write(guard: &Guard<'_>, table: &[Option<NamedAddress>]) -> Result<(), Outside> {
-    guard.zero(0, ENTRY * BACKENDS_MAX)?;
+    guard.set_word(DIRTY, 1)?;
+    guard.zero(0, DIRTY)?;
     for (number, entry) in table.iter().enumerate() {
         let Some(NamedAddress { server, address }) = entry else { continue };
         let mut bytes = [0; ENTRY];
@@ -202,10 +221,13 @@ fn write(guard: &Guard<'_>, table: &[Option<NamedAddress>]) -> Result<(), Outsid
             IpAddr::V4(ip) => ip.to_ipv6_mapped(),
             IpAddr::V6(ip) => ip,
         };
+        if let SocketAddr::V6(address) = address {
+            bytes[12..16].copy_from_slice(&address.scope_id().to_ne_bytes());
+        }
         bytes[16..].copy_from_slice(&ip.octets());
         guard.write(ENTRY * number, &bytes)?;
     }
-    Ok(())
+    guard.set_word(DIRTY, 0)
 }
 
 fn read(guard: &Guard<'_>, servers: usize) -> Result<Vec<Option<NamedAddress>>, Outside> {
@@ -213,11 +235,15 @@ fn read(guard: &Guard<'_>, servers: usize) -> Result<Vec<Option<NamedAddress>>, 
         let mut bytes = [0; ENTRY];
         guard.read(ENTRY * number, &mut bytes)?;
         let server = (guard.word(ENTRY * number)? as usize).checked_sub(1).filter(|server| *server < servers);
-        let (mut port, mut ip) = ([0; 2], [0; 16]);
+        let (mut port, mut scope, mut ip) = ([0; 2], [0; 4], [0; 16]);
         port.copy_from_slice(&bytes[8..10]);
+        scope.copy_from_slice(&bytes[12..16]);
         ip.copy_from_slice(&bytes[16..]);
-        let ip = Ipv6Addr::from(ip).to_canonical();
-        let address = SocketAddr::new(ip, u16::from_ne_bytes(port));
+        let port = u16::from_ne_bytes(port);
+        let address = match Ipv6Addr::from(ip).to_canonical() {
+            IpAddr::V4(ip) => SocketAddr::from((ip, port)),
+            IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, u32::from_ne_bytes(scope)).into(),
+        };
         Ok(server.map(|server| NamedAddress { server, address }))
     };
     (0..BACKENDS_MAX).map(entry).collect()
@@ -230,6 +256,7 @@ fn milliseconds(time: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicUsize;
 
     fn address(last: u8) -> SocketAddr {
         SocketAddr::from(([10, 0, 0, last], 80))
@@ -274,16 +301,30 @@ mod tests {
     }
 
     #[test]
+    fn every_kind_of_address_is_kept_as_it_is() {
+        let all = ["10.0.0.1:80", "[2001:db8::1]:81", "[fe80::1%3]:82"].map(|text| text.parse().unwrap());
+        let servers = servers(&[&all, &[address(9)]]);
+        let names = Names::new(&servers, RETRY, 0).unwrap();
+        assert_eq!(names.addresses_of(&servers[0]), all);
+        // A process that died while it wrote.
+        names.lock().unwrap().set_word(DIRTY, 1).unwrap();
+        assert_eq!(names.addresses_of(&servers[0]), all);
+    }
+
+    #[test]
     fn one_round_begins_in_an_interval() {
         let names = Names::new(&servers(&[&[address(1)]]), Duration::from_millis(1), 0).unwrap();
         let before = names.version();
         std::thread::sleep(Duration::from_millis(5));
-        assert_eq!(names.turn().len().min(1), 1);
+        let forgotten = AtomicUsize::new(0);
+        names.resolve_if_due(|_| _ = forgotten.fetch_add(1, Ordering::Relaxed));
+        assert!(forgotten.into_inner() >= 1);
         assert_eq!(names.version(), before + 1);
         assert!(names.addresses().unwrap().iter().all(|(_, address)| format!("{address:?}") != "Tcp(10.0.0.1:80)"));
         let names = Names::new(&servers(&[&[address(1)]]), Duration::from_secs(3600), 0).unwrap();
-        assert!(names.turn().is_empty() && names.patience() > Duration::from_secs(3000));
+        names.resolve_if_due(|_| panic!("it is not due"));
+        assert!(names.version() == 0 && names.time_until_due() > Duration::from_secs(3000));
         let names = Names::new(&servers(&[&[]]), Duration::from_secs(3600), 0).unwrap();
-        assert!(names.patience() <= RETRY, "a name without an address is tried soon");
+        assert!(names.time_until_due() <= RETRY, "a name without an address is tried soon");
     }
 }

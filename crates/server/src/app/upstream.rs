@@ -373,7 +373,7 @@ mod tests {
         assert_eq!(counts(&moved, 12), [0, 6, 0, 6]);
         let ports: Vec<&str> = moved.backends().map(|(_, _, name)| name).collect();
         assert_eq!(ports, ["127.0.0.1:1", "127.0.0.1:8", "127.0.0.1:3", "127.0.0.1:4"]);
-        // What is not named stays, and what has no address gets no requests.
+        // Backends without a name stay; a rule without addresses gets no requests.
         assert_eq!(counts(&upstream.with(2, vec![], 0), 4), [0, 4]);
         assert_eq!(upstream.with(0, vec![], 0).pick(0, b""), None);
     }

@@ -129,7 +129,7 @@ fn is_backend(text: &str) -> bool {
     }
     let text = text.strip_prefix("https://").unwrap_or(text);
     let Some((host, port)) = text.rsplit_once(':') else { return false };
-    let is_name = !host.starts_with('*') && !host.is_empty() && host_name(&host.to_ascii_lowercase()).is_ok();
+    let is_name = !host.contains('*') && !host.is_empty() && host_name(&host.to_ascii_lowercase()).is_ok();
     is_name && number(port).is_some_and(|port| port > 0)
 }
 

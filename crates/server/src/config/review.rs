@@ -311,7 +311,7 @@ fn names(chain: &[CertificateDer<'_>]) -> der::Result<Vec<String>> {
 }
 
 /// Returns whether one of these names covers a host of a site, which may begin with `*.` or be an IPv6 address in
-/// brackets. Of hosts that end with `*` one is enough: which of them there are is unknown.
+/// brackets. Of hosts that end with `*` one is enough: the actual names are unknown.
 fn covers(names: &[String], host: &str) -> bool {
     if let Some(start) = host.strip_suffix('*') {
         return names.iter().any(|name| name.starts_with(start) || name.starts_with("*."));

@@ -84,7 +84,7 @@ pub enum AppKind {
 /// The servers behind a rule, and how requests are forwarded to them.
 #[derive(Clone, Debug, PartialEq, Eq, SmartDefault)]
 pub struct UpstreamSettings {
-    /// The addresses of those without a name. With `names` at least one, at most [`BACKENDS_MAX`].
+    /// The addresses of those without a name; together with `names`, 1 to [`BACKENDS_MAX`].
     pub addresses: Vec<BackendAddress>,
     /// Those with a name.
     pub names: Vec<NamedServer>,
@@ -180,12 +180,17 @@ pub struct NamedServer {
 }
 
 impl NamedServer {
-    /// Returns its addresses when the configuration was read.
-    pub fn known(&self) -> impl Iterator<Item = BackendAddress> {
-        self.addresses.iter().map(|&address| match &self.tls {
+    /// Returns how one of its addresses is reached.
+    pub fn reached_at(&self, address: SocketAddr) -> BackendAddress {
+        match &self.tls {
             Some(tls) => BackendAddress::Tls(address, tls.clone()),
             None => BackendAddress::Tcp(address),
-        })
+        }
+    }
+
+    /// Returns its addresses when the configuration was read.
+    pub fn known(&self) -> impl Iterator<Item = BackendAddress> {
+        self.addresses.iter().map(|&address| self.reached_at(address))
     }
 }
 
