@@ -37,7 +37,7 @@ pub(super) fn app(
     }
     let own = location.asked_at.clone().map_or_else(|| location.paths.clone(), Paths::Exact);
     refuse_below(page, site, location, &own, directive);
-    proxy(page, site, http, &location.scope, directive, (app_pattern(&own), &own));
+    proxy(page, site, http, &location.scope, directive, (own.app_pattern(), &own, location.asked_at.is_some()));
     true
 }
 
@@ -55,15 +55,6 @@ fn refuse_below(page: &mut Page, site: &mut SitePage, location: &Location<'_>, o
         page.note_here(site, directive, "the application of one path would get all below it, which gets 503 instead");
     }
     page.rule(site, "route", json!({ "match": below.pattern(), "deny": true, "status": status }), directive);
-}
-
-/// The pattern of an application of these paths.
-fn app_pattern(paths: &Paths) -> String {
-    match paths {
-        // An application of `/` has all paths.
-        Paths::Exact(path) if path == "/" => "~^/$".to_owned(),
-        other => other.pattern(),
-    }
 }
 
 /// The paths of an application or its scripts, if the location has an application or uses that of a named location.
@@ -111,7 +102,7 @@ fn fastcgi(page: &mut Page, site: &mut SitePage, http: &Http<'_>, location: &Loc
     let scope = &location.scope;
     let pattern = match &location.paths {
         paths @ Paths::Regex { .. } => script_pattern(paths),
-        paths => app_pattern(paths),
+        paths => paths.app_pattern(),
     };
     let address = match http.upstreams.get(directive.arg(0)) {
         Some(upstream) => {
@@ -262,7 +253,7 @@ pub(super) fn try_files(
                    directories as locations";
         page.note_here(site, directive, why);
         refuse_below(page, site, location, paths, pass);
-        return proxy(page, site, http, &target.scope, pass, (app_pattern(paths), paths));
+        return proxy(page, site, http, &target.scope, pass, (paths.app_pattern(), paths, false));
     }
     page.note_here(site, directive, "use `[[site.fallback]]`, which names a file or script of the site");
 }

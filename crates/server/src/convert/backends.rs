@@ -14,14 +14,14 @@ use super::rewrite::field_name;
 use super::scope::{Http, Scope};
 use super::tree::Directive;
 
-/// A backend, for the paths of a pattern. `paths`: those of its location.
+/// A backend, for the paths of a pattern. `paths`: those of its location. `is_asked`: it authorises requests.
 pub(super) fn proxy(
     page: &mut Page,
     site: &mut SitePage,
     http: &Http<'_>,
     scope: &Scope<'_>,
     directive: &Directive,
-    (pattern, paths): (String, &Paths),
+    (pattern, paths, is_asked): (String, &Paths, bool),
 ) {
     let target = directive.arg(0);
     let (rest, has_tls) = match target.split_once("://") {
@@ -45,10 +45,13 @@ pub(super) fn proxy(
     if !uri.is_empty() && uri != own {
         // nginx replaces text, so `/a` may also be the beginning of `/ab`.
         let is_mount = match paths {
-            Paths::Exact(_) => !uri.ends_with('/'),
+            Paths::Exact(_) => !own.ends_with('/') && !uri.ends_with('/'),
             _ => own.ends_with('/') && uri.ends_with('/'),
         };
-        if is_mount {
+        // A rewritten path is sent as it is. Challenges have a pattern of their own.
+        let is_own =
+            !uri.contains(['?', '#']) && scope.own("rewrite").next().is_none() && pattern == paths.app_pattern();
+        if is_mount && is_own {
             table["backend_path"] = uri.into();
         } else {
             let why =
@@ -71,13 +74,9 @@ pub(super) fn proxy(
     {
         table["connect_timeout"] = time.into();
     }
-    request_fields(page, site, scope, &mut table, address);
-    let is_name = address.split(':').next().is_some_and(|host| host.contains(|c: char| c.is_ascii_alphabetic()));
+    request_fields(page, site, scope, &mut table, (address, is_asked));
     let valid = scope.get("resolver").and_then(|own| own.args.iter().find_map(|arg| arg.strip_prefix("valid=")));
-    if let Some(time) = valid
-        .filter(|_| is_name && upstream.is_none() && !address.starts_with('[') && !address.starts_with("unix:"))
-        .and_then(time)
-    {
+    if let Some(time) = valid.filter(|_| upstream.is_none() && has_name(address)).and_then(time) {
         table["resolve"] = time.into();
     }
     let bypasses = caching::cache(page, site, http, scope, &mut table, "proxy");
@@ -100,7 +99,13 @@ pub(super) fn app_rules(page: &mut Page, site: &mut SitePage, table: Value, bypa
 }
 
 /// The Host that the backend gets: with nginx, its own unless `proxy_set_header` says otherwise. And other fields.
-fn request_fields(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, table: &mut Value, address: &str) {
+fn request_fields(
+    page: &mut Page,
+    site: &mut SitePage,
+    scope: &Scope<'_>,
+    table: &mut Value,
+    (address, is_asked): (&str, bool),
+) {
     let mut host = Some(address).filter(|address| !address.starts_with("unix:"));
     let mut fields = serde_json::Map::new();
     for field in scope.all("proxy_set_header") {
@@ -109,7 +114,6 @@ fn request_fields(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, table
             ["upgrade", "connection", "proxy", "early-data", "forwarded", "x-forwarded-for", "x-forwarded-host"];
         // Those that a request for an authorization has already.
         let is_of_authorization = ["x-original-", "x-forwarded-method", "x-forwarded-uri"];
-        let is_asked = scope.get("proxy_pass_request_body").is_some_and(|own| own.arg(0) == "off");
         match name.as_str() {
             "host" => {
                 host = match value {
@@ -127,6 +131,12 @@ fn request_fields(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, table
             }
             name if is_own.contains(&name) => {}
             name if is_asked && is_of_authorization.iter().any(|known| name.starts_with(known)) => {}
+            // `guards` translates it, if an authorization is required here; otherwise it is empty.
+            _ if scope.all("auth_request_set").any(|set| set.arg(0) == value) => {
+                if scope.get("auth_request").is_none_or(|request| request.arg(0) == "off") {
+                    fields.insert(field.arg(0).to_owned(), "".into());
+                }
+            }
             "x-request-id" if value == "$request_id" => page.note_here(site, field, "use `request_ids` in `[[site]]`"),
             // The request for an authorization is another one.
             _ if is_asked && value.contains("$request_") => page.note_here(
@@ -146,6 +156,12 @@ fn request_fields(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, table
     if let Some(host) = host {
         table["host"] = host.into();
     }
+}
+
+/// Whether an address of `proxy_pass` has a name instead of an IP address.
+fn has_name(address: &str) -> bool {
+    let host = address.split(':').next().unwrap_or_default();
+    !address.starts_with(['[', '/']) && host != "unix" && host.contains(|c: char| c.is_ascii_alphabetic())
 }
 
 /// TLS to a backend, whose certificate has the name of this upstream if there is one.

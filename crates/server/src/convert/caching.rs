@@ -3,6 +3,7 @@
 //! Both servers cache by scheme, host and request target, keep nothing with Set-Cookie, and obey Cache-Control, Expires, Vary and
 //! X-Accel-Expires. A cache that distinguishes requests by anything else is left out: its pages would be sent to other clients.
 
+use amped_http::text;
 use serde_json::{Map, Value, json};
 
 use super::files::time;
@@ -57,10 +58,7 @@ pub(super) fn cache(
 
 /// The names of the variables in a text.
 fn variables(text: &str) -> impl Iterator<Item = &str> {
-    text.split('$').skip(1).map(|rest| {
-        let rest = rest.strip_prefix('{').unwrap_or(rest);
-        &rest[..rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len())]
-    })
+    text::variables(text).unwrap_or_default().into_iter().filter_map(|(_, name)| name)
 }
 
 /// Whether the key of amped's cache distinguishes requests at least as finely as this variable does.

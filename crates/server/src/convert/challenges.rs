@@ -41,7 +41,7 @@ pub(super) fn page(page: &mut Page, site: &mut SitePage, http: &Http<'_>, locati
     }
     let pattern = format!("{CHALLENGES}**");
     if let Some(pass) = scope.own("proxy_pass").next() {
-        backends::proxy(page, site, http, scope, pass, (pattern, paths));
+        backends::proxy(page, site, http, scope, pass, (pattern, paths, false));
         return site.require_scheme(A_CHALLENGE, "http", 0);
     }
     let table = match (scope.own("alias").next(), paths) {

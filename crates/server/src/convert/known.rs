@@ -385,8 +385,8 @@ const BY_VALUE: &[ByValue] = &[
     ByValue("proxy_pass_request_headers", &["on"], "fields of requests are forwarded"),
     ByValue(
         "proxy_redirect",
-        &["off"],
-        "Location is sent as the backend writes it: it must know its public address, from Host or X-Forwarded-Host",
+        &["default"],
+        "Location of a backend is mapped to the host and path of the client; other references are the backend's matter",
     ),
     ByValue("proxy_store", &["off"], "responses are not stored as files; use `cache` in `[[site.app]]`"),
     ByValue("real_ip_recursive", &["on"], "the client is the last address that is not a trusted proxy's"),

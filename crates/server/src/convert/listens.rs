@@ -101,6 +101,11 @@ fn address(text: &str) -> Option<(u16, IpAddr)> {
     Some((port?, ip))
 }
 
+/// The port of a `listen`; `None` if it has none.
+pub(super) fn port(listen: &Directive) -> Option<u16> {
+    address(listen.arg(0)).map(|(port, _)| port)
+}
+
 /// Where a server is reached: an address, or `None` for all, and a port, or `None` for 80 and 443.
 type Reach = BTreeSet<(Option<IpAddr>, Option<u16>)>;
 

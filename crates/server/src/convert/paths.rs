@@ -102,6 +102,15 @@ impl Paths {
         }
     }
 
+    /// The pattern of an application of these paths.
+    pub(super) fn app_pattern(&self) -> String {
+        match self {
+            // An application of `/` has all paths.
+            Paths::Exact(path) if path == "/" => "~^/$".to_owned(),
+            other => other.pattern(),
+        }
+    }
+
     /// A route that applies to these paths and changes nothing, so that none after it does: its pattern and target.
     pub(super) fn stop(&self) -> (String, String) {
         match self {

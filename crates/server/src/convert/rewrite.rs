@@ -13,6 +13,8 @@ use super::tree::Directive;
 /// What the routes of a location depend on.
 pub(super) struct Place<'a> {
     pub(super) paths: &'a Paths,
+    /// Whether the server has the ports that URLs omit.
+    pub(super) has_default_ports: bool,
     /// The names of the server, without wildcards.
     pub(super) names: &'a [String],
     /// The media type of responses without a file.
@@ -67,7 +69,7 @@ fn redirects(target: &str, status: u16, place: &Place<'_>) -> Routes {
     if keeps_query != rest.contains('?') {
         table.as_object_mut().and_then(|table| table.remove("query"));
     }
-    Ok(origins(origin, place.names)?
+    Ok(origins(origin, place)?
         .into_iter()
         .filter_map(|(origin, when)| {
             let mut table = table.clone();
@@ -127,7 +129,8 @@ fn split_origin(target: &str) -> (&str, &str) {
 type Origin = (String, Map<String, Value>);
 
 /// The literal origins that one with variables stands for, each with its condition.
-fn origins(origin: &str, names: &[String]) -> Result<Vec<Origin>, String> {
+fn origins(origin: &str, place: &Place<'_>) -> Result<Vec<Origin>, String> {
+    let Place { names, has_default_ports, .. } = *place;
     let mut all = vec![(origin.replace("${host}", "$host"), Map::new())];
     if let Some(rest) = all[0].0.strip_prefix("$scheme") {
         let with = |scheme: &str| (format!("{scheme}{rest}"), condition("scheme", scheme.into()));
@@ -137,7 +140,9 @@ fn origins(origin: &str, names: &[String]) -> Result<Vec<Origin>, String> {
     else {
         return if all[0].0.contains('$') { Err(literal_host()) } else { Ok(all) };
     };
-    if names.is_empty() && ["$scheme://$host", "$scheme://$http_host"].contains(&&*origin.replace("${host}", "$host")) {
+    let same: &[&str] =
+        if has_default_ports { &["$scheme://$host", "$scheme://$http_host"] } else { &["$scheme://$http_host"] };
+    if names.is_empty() && same.contains(&&*origin.replace("${host}", "$host")) {
         // The server has any name, and the client stays where it is.
         return Ok(vec![(String::new(), Map::new())]);
     }
@@ -278,9 +283,10 @@ pub(super) fn rewritten(directive: &Directive, place: &Place<'_>) -> Routes {
     table["status"] = if flag == "permanent" { 301 } else { 302 }.into();
     let (origin, rest) = split_origin(target);
     check_variables(rest, groups)?;
-    let all = origins(origin, place.names)?.into_iter().filter_map(|(origin, when)| {
+    let all = origins(origin, place)?.into_iter().filter_map(|(origin, when)| {
         let mut table = table.clone();
-        table["redirect"] = format!("{origin}{rest}").into();
+        let root = if rest.is_empty() && origin.is_empty() { "/" } else { "" };
+        table["redirect"] = format!("{origin}{root}{rest}").into();
         and(&mut table, &when).then_some(table)
     });
     Ok(all.collect())

@@ -142,7 +142,9 @@ pub(super) fn remarks(page: &mut Page, site: &mut SitePage, block: &[Directive])
 /// The routes of the module `rewrite` in the innermost block of a scope, in their order.
 fn routes<'a>(scope: &Scope<'a>, paths: &Paths, names: &[String]) -> Vec<(&'a Directive, Routes)> {
     let default_type = scope.get("default_type").map_or("text/plain", |directive| directive.arg(0));
-    let place = Place { paths, names, default_type };
+    let has_default_ports =
+        scope.all("listen").all(|listen| super::listens::port(listen).is_some_and(|port| matches!(port, 80 | 443)));
+    let place = Place { paths, has_default_ports, names, default_type };
     let block = scope.innermost();
     // `break` ends the module's part.
     let block = block.iter().take_while(|directive| directive.name != "break");

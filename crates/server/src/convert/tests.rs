@@ -110,6 +110,7 @@ fn directives_that_change_responses_are_not_ignored() {
         "limit_req_status 503;",
         "ssl_reject_handshake on;",
         "proxy_redirect http://a/ /;",
+        "proxy_redirect off;",
         "autoindex_format json;",
         "location /a/ { send_timeout 3s; }",
         "location /a/ { keepalive_timeout 3s; }",
@@ -131,7 +132,7 @@ fn directives_that_change_responses_are_not_ignored() {
         "merge_slashes on;",
         "chunked_transfer_encoding on;",
         "ssl_reject_handshake off;",
-        "proxy_redirect off;",
+        "proxy_redirect default;",
         "proxy_intercept_errors off;",
         "uninitialized_variable_warn off;",
         "http2_chunk_size 4k;",
@@ -319,6 +320,15 @@ fn path_of_backend_is_converted_if_it_replaces_a_directory() {
     assert_eq!(path("/a/", "/a/"), (None, 0));
     assert_eq!(path("/a", "/b"), (None, 1));
     assert_eq!(path("/a/", "/b"), (None, 1));
+    // What is below it gets 503, with a note.
+    assert_eq!(path("= /a", "/b"), (Some("/b".to_owned()), 1));
+    for (location, pass) in [("= /", "/home"), ("= /a/", "/b"), ("= /a", "/b?c=d"), ("/a/", "/b/?c=d/")] {
+        let page = page(&format!("server {{ location {location} {{ proxy_pass http://10.0.0.1{pass}; }} }}"));
+        let all: Vec<_> = page.sites[0].tables("app").filter(|app| !app["backend_path"].is_null()).collect();
+        assert!(all.is_empty() && !page.left.is_empty(), "{location} {pass}");
+    }
+    let rewritten = "server { location /a/ { rewrite ^/a/b$ /a/c break; proxy_pass http://10.0.0.1/d/; } }";
+    assert!(page(rewritten).sites[0].tables("app").all(|app| app["backend_path"].is_null()));
 }
 
 #[test]
@@ -331,6 +341,9 @@ fn variables_with_one_value_are_replaced() {
             .as_deref(),
         Some("10.0.0.1:82")
     );
+    assert!(page("server { set $limit_rate 50k; set $args \"\"; }").left.len() == 2, "nginx itself reads them");
+    let asked = "location = /auth { set $a 10.0.0.1; proxy_pass http://$a:81/auth; }";
+    assert_eq!(address(&format!("server {{ {asked} }}")).as_deref(), Some("10.0.0.1:81"));
     // Each location has its own.
     let two = "location /a/ { set $a 10.0.0.1; proxy_pass http://$a; } location /b/ { set $a 10.0.0.2; proxy_pass http://$a; }";
     let page_of_two = page(&format!("server {{ {two} }}"));
@@ -345,6 +358,10 @@ fn variables_with_one_value_are_replaced() {
         "location / { if ($a) { return 403; } set $a 10.0.0.1; proxy_pass http://$a; }",
         "location / { auth_request_set $a $upstream_http_b; set $a 10.0.0.1; proxy_pass http://$a; }",
         "location / { set $a 10.0.0.1; location /b { proxy_pass http://$a; } }",
+        "location / { set $a 10.0.0.1; proxy_pass http://$a/; }",
+        "location /a/ { set $a 10.0.0.1; proxy_pass http://$a/b/; }",
+        "set $a 10.0.0.1; location ~ ^/t/(?<a>[a-z]+)/ { proxy_pass http://$a; }",
+        "set $host 10.0.0.1; location / { proxy_pass http://$host; }",
     ] {
         let page = page(&format!("server {{ {uncertain} }}"));
         assert!(page.sites[0].tables("app").all(|app| app["http"].is_null()) && !page.left.is_empty(), "{uncertain}");
@@ -431,6 +448,24 @@ fn caches_are_converted_if_their_pages_are_for_the_same_clients() {
 fn early_hints_of_applications_reach_all_clients() {
     let left = |value: &str| page(&format!("server {{ location / {{ early_hints {value}; }} }}")).left.len();
     assert_eq!((left("1"), left("$http2$http3")), (0, 1));
+}
+
+#[test]
+fn field_of_an_authorization_is_copied_and_not_set() {
+    let text = "server { location / { auth_request /auth; auth_request_set $user $upstream_http_remote_user;
+        proxy_set_header Remote-User $user; proxy_set_header X-Own a; proxy_pass http://10.0.0.1; }
+        location = /auth { internal; proxy_pass http://10.0.0.2; proxy_pass_request_body off; } }";
+    let page = page(text);
+    let fields: Vec<_> = page.sites[0].tables("app").filter_map(|app| app.get("request_fields")).collect();
+    assert_eq!((fields, page.left.len()), (vec![&serde_json::json!({ "X-Own": "a" })], 0));
+    let copied = page.sites[0].tables("authorize").find_map(|own| Some(own.get("copy_to_request")?.to_string()));
+    assert_eq!(copied.as_deref(), Some(r#"["Remote-User"]"#));
+    // Where none is required, nginx sends an empty field, which is none.
+    let (app, _) = app_of(
+        "server { auth_request /auth; auth_request_set $user $upstream_http_user; location / { auth_request off;
+         proxy_set_header User $user; proxy_pass http://10.0.0.1; } location = /auth { return 404; } }",
+    );
+    assert_eq!(app["request_fields"], serde_json::json!({ "User": "" }));
 }
 
 #[test]

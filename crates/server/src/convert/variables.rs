@@ -2,7 +2,8 @@
 //!
 //! Many configurations name the parts of a backend's address by `set`, so that nginx resolves the name for each request.
 //! Directives of the rewrite module are executed in order, those of a server before those of a location; all others see the
-//! values at the end. A variable whose value is not certain stays, and the directives that use it are reported.
+//! values at the end. A variable whose value is not certain stays, and the directives that use it are reported; so does one that nginx
+//! itself reads.
 
 use std::collections::HashMap;
 
@@ -28,13 +29,18 @@ fn in_server(block: &mut Vec<Directive>) {
     let mut others = Vec::new();
     block.iter().filter(|inner| inner.name != "set").for_each(|inner| names_set(inner, &mut others));
     let known = own_values(block, &Values::new(), &others);
-    replace(block, &known);
+    replace(block, &known, "");
     in_locations(block, &known);
 }
 
 /// Locations have the values of their server, not those of a location around them.
 fn in_locations(block: &mut [Directive], of_server: &Values) {
     for location in block.iter_mut().filter(|inner| inner.name == "location") {
+        let path = match &location.args[..] {
+            [sign, path] if sign == "=" => path.clone(),
+            [one] => one.strip_prefix('=').unwrap_or_default().to_owned(),
+            _ => String::new(),
+        };
         let Some(block) = &mut location.block else { continue };
         let mut others = Vec::new();
         block
@@ -43,18 +49,32 @@ fn in_locations(block: &mut [Directive], of_server: &Values) {
             .for_each(|inner| names_set(inner, &mut others));
         let mut known = of_server.clone();
         known.extend(own_values(block, of_server, &others));
-        replace(block, &known);
+        replace(block, &known, &path);
         in_locations(block, of_server);
     }
 }
 
-/// The names that a directive, or one in its block, gives values to.
+/// The names that a directive, or one in its block, gives values to: without the dollar sign.
 fn names_set<'a>(directive: &'a Directive, names: &mut Vec<&'a str>) {
     if ["set", "auth_request_set"].contains(&&*directive.name) {
-        names.push(directive.arg(0));
+        names.extend(directive.arg(0).strip_prefix('$'));
     }
+    directive.args.iter().for_each(|arg| names.extend(captures(arg)));
     directive.inner().iter().for_each(|inner| names_set(inner, names));
 }
+
+/// The names of the groups of a regular expression, which are variables too.
+fn captures(regex: &str) -> impl Iterator<Item = &str> {
+    regex.split("(?").skip(1).filter_map(|group| {
+        let name = group.strip_prefix('P').unwrap_or(group).strip_prefix(['<', '\''])?;
+        let (name, _) = name.split_once(['>', '\''])?;
+        name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_').then_some(name)
+    })
+}
+
+/// Variables that nginx itself reads or sets.
+const BUILT_IN: [&str; 9] =
+    ["args", "document_root", "document_uri", "host", "is_args", "limit_rate", "query_string", "request_uri", "uri"];
 
 /// The variables to which this block itself gives a value, for certain, only once and before it uses them, and which none of
 /// `others` is. `outer`: those around it.
@@ -73,25 +93,37 @@ fn own_values(block: &[Directive], outer: &Values, others: &[&str]) -> Values {
         let mut all = outer.clone();
         all.extend(known.clone());
         let value = with_values(inner.arg(1), &all);
-        let is_only = block.iter().filter(|other| is_again(other)).count() == 1 && !others.contains(&inner.arg(0));
-        if is_only && !value.contains('$') && !block[..=at].iter().any(is_used) {
+        let is_only = block.iter().filter(|other| is_again(other)).count() == 1 && !others.contains(&name);
+        if is_only && !BUILT_IN.contains(&name) && !value.contains('$') && !block[..=at].iter().any(is_used) {
             known.insert(name.to_owned(), value);
         }
     }
     known
 }
 
-/// Replaces variables in a block, without its locations, and removes the directives that set them.
-fn replace(block: &mut Vec<Directive>, known: &Values) {
+/// Replaces variables in a block, without its locations, and removes the directives that set them. `path`: the only one of
+/// the location.
+fn replace(block: &mut Vec<Directive>, known: &Values, path: &str) {
     let is_known = |name: &str| name.strip_prefix('$').is_some_and(|name| known.contains_key(name));
     block.retain(|inner| inner.name != "set" || !is_known(inner.arg(0)));
     for inner in block.iter_mut().filter(|inner| inner.name != "location") {
         // The name of a variable stays.
         let first = usize::from(["set", "auth_request_set"].contains(&&*inner.name));
-        inner.args.iter_mut().skip(first).for_each(|arg| *arg = with_values(arg, known));
+        // With a variable, the URI of `proxy_pass` is sent whatever the path is, which nothing expresses.
+        let is_fixed = inner.name == "proxy_pass" && !["", path].contains(&uri(&with_values(inner.arg(0), known)));
+        inner.args.iter_mut().skip(first).filter(|_| !is_fixed).for_each(|arg| *arg = with_values(arg, known));
         if let Some(block) = &mut inner.block {
-            replace(block, known);
+            replace(block, known, path);
         }
+    }
+}
+
+/// What a URL has beyond an address.
+fn uri(url: &str) -> &str {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    match rest.strip_prefix("unix:") {
+        Some(socket) => socket.split_once(':').map_or("", |(_, uri)| uri),
+        None => rest.find('/').map_or("", |at| &rest[at..]),
     }
 }
 
