@@ -240,7 +240,7 @@ impl HandlerMatch {
         let (mut variables, mut forward) = (Variables::new(), None);
         match site.apps.get(usize::from(self.rule)).and_then(|rule| rule.http.as_ref()) {
             Some(rule) => {
-                let target = forwarded_target(head, site, query, rule.mount.as_ref());
+                let target = forwarded_target(head, site, query, rule.mount.as_ref().map(|mount| (mount, &*self.path)));
                 let proxied = named.map(|(field, count)| forwarded::chain(request::fields(head.bytes), field, count));
                 let proxied = &*proxied.unwrap_or_default();
                 let added = head.added(audience);
@@ -251,6 +251,7 @@ impl HandlerMatch {
                     fields: &added,
                     set: &rule.request_fields,
                     mount: rule.mount.as_ref(),
+                    keeps_location: matches!(audience, Audience::Server(_)),
                 };
                 let mut made = Forward::new(head.request, &target, || head.fields(audience), additions);
                 made.framing = framing;
@@ -275,7 +276,9 @@ impl HandlerMatch {
 
 /// The target of a forwarded request: the path as sent, with every escape, or one that a route substituted. If servers
 /// may resolve the path differently (dots, empty segments), it is sent as this server has resolved it.
-fn forwarded_target(head: AppHead<'_>, site: &Site, query: Option<Vec<u8>>, mount: Option<&Mount>) -> Vec<u8> {
+///
+/// `mount`: where the backend has the path that led to it, which is another one after a fallback.
+fn forwarded_target(head: AppHead<'_>, site: &Site, query: Option<Vec<u8>>, mount: Option<(&Mount, &[u8])>) -> Vec<u8> {
     let mut target = Vec::new();
     match (site.routed(head.requested, head.request), head.request.target) {
         (Some(Routed::Rewrite(path)), _) => uri::encode_path(&path, &mut target),
@@ -286,14 +289,15 @@ fn forwarded_target(head: AppHead<'_>, site: &Site, query: Option<Vec<u8>>, moun
         }
         _ => uri::encode_path(head.requested, &mut target),
     }
-    if let Some(mount) = mount {
-        let encoded = || {
+    if let Some((mount, path)) = mount {
+        let encoded = |path: &[u8]| {
             let mut encoded = Vec::new();
-            uri::encode_path(head.requested, &mut encoded);
+            uri::encode_path(path, &mut encoded);
             mount.inner(&encoded)
         };
         // The client may have escaped characters of the prefix that need no escape.
-        target = mount.inner(&target).or_else(encoded).unwrap_or(target);
+        let inner = mount.inner(&target).or_else(|| encoded(head.requested)).or_else(|| encoded(path));
+        target = inner.unwrap_or_else(|| [mount.path.as_bytes(), b"/"].concat());
     }
     if let Some(query) = query {
         target.push(b'?');
@@ -745,14 +749,9 @@ mod tests {
             let written = forwarded(&sites, target);
             assert!(written.starts_with(&alloc::format!("GET {expected} HTTP/1.1\r\n")), "{target}: {written}");
         };
-        for (target, expected) in [
-            ("/a", "/"),
-            ("/a/", "/"),
-            ("/a/b%20c?d", "/b%20c?d"),
-            ("/%61/b", "/b"),
-            ("/x/../a/b", "/b"),
-            ("/ab", "/ab"),
-        ] {
+        for (target, expected) in
+            [("/a", "/"), ("/a/", "/"), ("/a/b%20c?d", "/b%20c?d"), ("/%61/b", "/b"), ("/x/../a/b", "/b")]
+        {
             check("/a", "", target, expected);
         }
         check("/a", "/b/c", "/a/x", "/b/c/x");

@@ -155,7 +155,7 @@ impl Form for ForwardedFieldName {
         match () {
             () if !is_token(text) => field_name(text, &[]),
             () if text.eq_ignore_ascii_case("Host") => {
-                Err("the header `Host` of forwarded requests is not among these\nuse `host = \"...\"`".into())
+                Err("cannot set `Host` in `request_fields`\nuse `host = \"...\"`".into())
             }
             () if is_own => Err(format!(
                 "the header `{text}` of forwarded requests is set by the server\nremove it; a proxy before this server is named in \

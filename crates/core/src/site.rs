@@ -453,6 +453,13 @@ pub struct AppRule {
     pub http: Option<HttpRule>,
 }
 
+impl AppRule {
+    /// Whether it makes credentials of other fields of a request.
+    pub fn makes_credentials(&self) -> bool {
+        self.http.as_ref().is_some_and(HttpRule::makes_credentials)
+    }
+}
+
 /// How responses are cached, as far as they do not say it themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheRule {
@@ -480,9 +487,14 @@ pub struct HttpRule {
 }
 
 impl HttpRule {
-    /// Whether the backend gets another value of this field than the client has sent.
-    pub fn sets(&self, name: &str) -> bool {
-        self.request_fields.iter().any(|field| field.name().eq_ignore_ascii_case(name))
+    /// Whether the operator sets this field to a value that differs from request to request.
+    pub fn varies(&self, name: &str) -> bool {
+        self.request_fields.iter().any(|field| field.is_variable() && field.name().eq_ignore_ascii_case(name))
+    }
+
+    /// Whether it makes credentials of other fields, so that the response may be for one client.
+    pub fn makes_credentials(&self) -> bool {
+        ["authorization", "cookie"].iter().any(|name| self.varies(name))
     }
 }
 

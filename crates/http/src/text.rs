@@ -54,7 +54,7 @@ pub type TextThenVariable<'a> = (&'a str, Option<&'a str>);
 /// Splits a template with variables (`$name` or `${name}`, as in nginx).
 ///
 /// # Errors
-/// For a brace without its other one: the message and, in a second line, the remedy.
+/// For an unmatched brace: the message and, in a second line, the remedy.
 pub fn variables(template: &str) -> Result<Vec<TextThenVariable<'_>>, &'static str> {
     let (mut parts, mut rest) = (Vec::new(), template);
     while let Some((text, after)) = rest.split_once('$') {

@@ -233,9 +233,10 @@ impl AppRequest {
         let request = owned.request();
         let rule = handler.rule(&cx.shared.sites)?;
         let (cache, time, coding) = (rule.cache?, rule.timeout, app_coding::coding(rule, &request));
+        let is_for_one = is_restricted || rule.makes_credentials();
         let generation = cx.shared.caches.generation();
         let wanted =
-            pages::wanted((generation, is_restricted), &handler, coding, (&request, owned.head()), Framing::None)?;
+            pages::wanted((generation, is_for_one), &handler, coding, (&request, owned.head()), Framing::None)?;
         let name = stale.name.clone();
         let mut fill = Fill::new(cx.now, wanted, (cache, page_bytes_max(&cx.shared.caches)));
         (fill.shared, fill.stale) = (Some(name.clone()), Some(stale));
@@ -550,7 +551,7 @@ impl AppRequest {
         };
         let http = self.handler.rule(&cx.shared.sites).and_then(|rule| rule.http.as_ref());
         // The cache would choose by the client's value.
-        let is_set = |name: &String| http.is_some_and(|http| http.sets(name));
+        let is_set = |name: &String| http.is_some_and(|http| http.varies(name));
         let page = pages::page_of((script_head, sent), status, &fill.wanted, fill.rule, (cx.now, &cx.shared.wall));
         fill.page = page.filter(|(_, vary)| !vary.iter().any(is_set));
         // The head takes part of the space.
@@ -784,7 +785,8 @@ fn look_for_page<F: FileHandle>(
     }
     let rule = handler.rule(&cx.shared.sites);
     let coding = rule.map_or(Coding::Identity, |rule| app_coding::coding(rule, request));
-    let generation = (caches.generation(), is_restricted);
+    let is_for_one = is_restricted || rule.is_some_and(AppRule::makes_credentials);
+    let generation = (caches.generation(), is_for_one);
     let wanted = pages::wanted(generation, handler, coding, (request, head), framing).ok_or(None)?;
     let (shared, stale) = match caches.app_page(cx.now, &wanted.name, head) {
         Lookup::Cached(page) if wanted.may_have(&page) => return Ok(kept(cx, request, handler, &page, Outcome::Page)),

@@ -49,7 +49,7 @@ pub struct Forward {
     pub handshake: Option<Handshake>,
     /// Fields that the operator sets, except for what depends on the client's connection.
     set: Vec<RequestField>,
-    /// How references in the response are made those of the client; `None`: they are.
+    /// How Location is mapped; `None`: it is not.
     references: Option<References>,
     /// The framing of the body.
     pub framing: Framing,
@@ -79,6 +79,8 @@ pub struct Additions<'a> {
     pub set: &'a [RequestField],
     /// The path of the target, if it is not the client's.
     pub mount: Option<&'a Mount>,
+    /// Whether Location in the response is that of the backend.
+    pub keeps_location: bool,
 }
 
 /// Where a backend has what clients find below another path. Both are encoded, without a slash at the end.
@@ -97,6 +99,8 @@ impl Mount {
         Some(if path.is_empty() { b"/".to_vec() } else { path })
     }
 }
+
+const PREFIX: &str = "X-Forwarded-Prefix";
 
 /// Replaces the beginning of a path or of a reference, if it is this one as a whole.
 fn moved(path: &[u8], from: &str, to: &str) -> Option<Vec<u8>> {
@@ -137,10 +141,15 @@ impl References {
         let is_own = scheme.is_none_or(|scheme| origin[scheme.len()..].eq_ignore_ascii_case(&self.host));
         // `//host` is another host, and `name` is relative to what the client requested.
         let is_relative = scheme.is_none() && (!path.starts_with(b"/") || path.starts_with(b"//"));
-        if !is_own || is_relative {
+        // Browsers take a backslash for a slash, and remove tabs.
+        let is_odd = value.iter().any(|byte| *byte <= b' ' || *byte == b'\\');
+        // A backend that knows the prefix has written it.
+        let Mount { prefix, path: inner } = &self.mount;
+        let has_prefix = inner.is_empty() && !prefix.is_empty() && moved(path, prefix, "").is_some();
+        if !is_own || is_relative || is_odd || has_prefix && self.is_public {
             return None;
         }
-        let mut path = moved(path, &self.mount.path, &self.mount.prefix)?;
+        let mut path = if has_prefix { path.to_vec() } else { moved(path, inner, prefix)? };
         if !path.starts_with(b"/") {
             path.insert(0, b'/');
         }
@@ -272,7 +281,7 @@ impl Forward {
             needs_handshake,
             handshake: None,
             set: additions.set.iter().map(|field| field.fill(request, &fields, additions.user)).collect(),
-            references: References::new(additions.mount, sent_host, host),
+            references: References::new(additions.mount, sent_host, host).filter(|_| !additions.keeps_location),
             framing: request.framing,
         }
     }
@@ -311,8 +320,10 @@ impl Forward {
             push_field(out, b"X-Forwarded-Host", &self.host);
         }
         let prefix = self.references.as_ref().map(|references| &references.mount);
-        if let Some(Mount { prefix, .. }) = prefix.filter(|mount| mount.path.is_empty() && !mount.prefix.is_empty()) {
-            push_field(out, b"X-Forwarded-Prefix", prefix.as_bytes());
+        let is_set = self.set.iter().any(|field| is_name(field.name(), PREFIX));
+        let prefix = prefix.filter(|mount| mount.path.is_empty() && !mount.prefix.is_empty() && !is_set);
+        if let Some(Mount { prefix, .. }) = prefix {
+            push_field(out, PREFIX.as_bytes(), prefix.as_bytes());
         }
         push_field(out, b"Forwarded", &self.forwarded(&nodes, scheme));
         for field in &self.set {
@@ -415,7 +426,7 @@ pub struct Piece<'a> {
 pub enum Said<'a> {
     /// Nothing yet.
     Nothing,
-    /// The head, as that of a script. It is not longer than that of the response.
+    /// The head, as that of a script. It is longer than that of the response by what a mapped Location has more.
     Head(Vec<u8>),
     /// The backend has switched to the protocol that the client asked for: its head without Connection and Upgrade.
     Switched(Vec<u8>),
@@ -695,7 +706,7 @@ mod tests {
     }
 
     #[test]
-    fn location_of_backend_leads_to_the_path_of_clients() {
+    fn location_is_mapped_to_the_path_of_clients() {
         let check = |prefix: &str, path: &str, host: Option<&str>, location: &str, expected: &str| {
             let mount = Mount { prefix: prefix.into(), path: path.into() };
             let additions = Additions { host, mount: Some(&mount), ..Additions::default() };
@@ -713,6 +724,11 @@ mod tests {
             ("//h/x", "//h/x"),
             ("x", "x"),
             ("?x", "?x"),
+            // It knows the prefix.
+            ("/a/x", "/a/x"),
+            ("/a", "/a"),
+            ("http://h/a/x", "http://h/a/x"),
+            ("/ab", "/a/ab"),
         ] {
             check("/a", "", None, location, expected);
         }
@@ -723,10 +739,14 @@ mod tests {
             ("/b/cd", "/b/cd"),
             // It would lead to another host.
             ("/b/c//other/x", "/b/c//other/x"),
+            ("/b/c/\\other/x", "/b/c/\\other/x"),
+            ("/b/c/\t/other/x", "/b/c/\t/other/x"),
         ] {
             check("", "/b/c", None, location, expected);
         }
         check("/a", "", Some("app"), "http://app/x", "/a/x");
+        check("/a", "", Some("app"), "http://app/a/x", "/a/x");
+        check("", "", Some("app"), "http://app/\\other", "http://app/\\other");
         check("/a", "", Some("app"), "http://h/x", "http://h/x");
         let request = forward("GET / HTTP/1.1\nHost: h\n\n", Additions { host: Some("app"), ..Additions::default() });
         let (head, ..) = read(&request, b"HTTP/1.1 302 Found\r\nLocation: http://app/x\r\n\r\n", 100).expect("valid");
@@ -734,7 +754,7 @@ mod tests {
     }
 
     #[test]
-    fn backend_is_told_the_prefix_that_it_does_not_get() {
+    fn stripped_prefix_is_sent_in_x_forwarded_prefix() {
         let check = |prefix: &str, path: &str, expected: bool| {
             let mount = Mount { prefix: prefix.into(), path: path.into() };
             let request =
@@ -745,6 +765,12 @@ mod tests {
         check("/a", "", true);
         check("/a", "/b", false);
         check("", "/b", false);
+        let (mount, set) =
+            (Mount { prefix: "/a".into(), path: "".into() }, [RequestField::new(PREFIX, "/own").expect("valid")]);
+        let additions = Additions { mount: Some(&mount), set: &set, ..Additions::default() };
+        let found = written(&forward("GET / HTTP/1.1\nHost: h\n\n", additions), None, true);
+        assert_eq!(found.matches("X-Forwarded-Prefix: ").count(), 1, "{found}");
+        assert!(found.contains("X-Forwarded-Prefix: /own\n"), "{found}");
     }
 
     #[test]

@@ -10,7 +10,9 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::request::Request;
+use crate::cgi::is_plain_name;
 use crate::text::{push_decimal, trim_ows, variables};
+use crate::uri::Target;
 
 /// A field with its value; one that is empty only removes the client's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,6 +113,11 @@ impl RequestField {
         Ok(RequestField { name: name.into(), value: parts })
     }
 
+    /// Whether the value may differ from request to request.
+    pub fn is_variable(&self) -> bool {
+        self.value.iter().any(|part| matches!(part, Part::Variable(_)))
+    }
+
     /// The name.
     pub fn name(&self) -> &str {
         &self.name
@@ -124,7 +131,10 @@ impl RequestField {
         user: Option<&[u8]>,
     ) -> RequestField {
         let values = |name: &str| {
-            let is_it = |found: &[u8]| found.len() == name.len() && found.iter().zip(name.bytes()).all(is_same);
+            // A field such as `X_User` is another one, which no backend gets.
+            let is_it = |found: &[u8]| {
+                found.len() == name.len() && is_plain_name(found) && found.iter().zip(name.bytes()).all(is_same)
+            };
             let found: Vec<&[u8]> = fields().filter(|(found, _)| is_it(found)).map(|(_, value)| value).collect();
             found.join(&b", "[..])
         };
@@ -136,7 +146,11 @@ impl RequestField {
                 Variable::HostField => values("host"),
                 Variable::Scheme => if request.secure { "https" } else { "http" }.into(),
                 Variable::Method => request.method_text.to_owned(),
-                Variable::Target => request.target_text.to_owned(),
+                Variable::Target => match request.target {
+                    Target::Absolute { path, query: Some(query), .. } => [path, b"?", query].concat(),
+                    Target::Absolute { path, .. } => path.to_owned(),
+                    _ => request.target_text.to_owned(),
+                },
                 Variable::Field(name) => values(name),
                 _ => return part.clone(),
             };
@@ -185,7 +199,14 @@ mod tests {
     use crate::h1::request::{self, HeadLimits};
 
     fn value(template: &str) -> String {
-        let head = b"GET /a%20b?c HTTP/1.1\r\nHost: Example.org:81\r\nX-Some: 1\r\nX-Some: 2\r\nUser-Agent: a\r\n\r\n";
+        value_for(
+            "GET /a%20b?c HTTP/1.1\r\nHost: Example.org:81\r\nX-Some: 1\r\nX_Some: 9\r\nX-Some: 2\r\nUser-Agent: a\r\n\r\n",
+            template,
+        )
+    }
+
+    fn value_for(head: &str, template: &str) -> String {
+        let head = head.as_bytes();
         let (request, _) = request::parse(head, &HeadLimits::unlimited(true)).expect("good").expect("whole");
         let field = RequestField::new("X-Any", template).expect("valid");
         let filled = field.fill(&request, || request::fields(head), Some(b"ann"));
@@ -208,6 +229,15 @@ mod tests {
             (" $http_absent ", ""),
         ] {
             assert_eq!(value(template), expected, "{template}");
+        }
+    }
+
+    #[test]
+    fn target_is_path_and_query_in_absolute_form_too() {
+        for (target, expected) in [("http://h/a?b", "/a?b"), ("http://h/a", "/a"), ("*", "*")] {
+            let method = if target == "*" { "OPTIONS" } else { "GET" };
+            let head = format!("{method} {target} HTTP/1.1\r\nHost: h\r\n\r\n");
+            assert_eq!(value_for(&head, "$request_uri"), expected, "{target}");
         }
     }
 

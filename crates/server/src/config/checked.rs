@@ -1027,6 +1027,11 @@ impl Checker<'_> {
             let help = "add `balance = \"hash\"`, or remove the key";
             self.findings.at(place, "`hash_field` has no effect without `balance = \"hash\"`", help);
         }
+        let hashed = app.hash_field.as_deref().unwrap_or_default();
+        if app.request_fields.keys().any(|name| name.eq_ignore_ascii_case(hashed)) {
+            let help = "hash a field that clients send";
+            self.findings.at(node.get("hash_field").span(), "`request_fields` sets the field of `hash_field`", help);
+        }
         let default = UpstreamSettings::default();
         let connect_timeout = *app.connect_timeout.get_or_insert(default.connect_timeout);
         let failure_timeout = *app.failure_timeout.get_or_insert(default.failure_timeout);
@@ -1077,7 +1082,8 @@ impl Checker<'_> {
     fn mounted(&mut self, app: &AppTable, node: Node<'_>) -> Option<Mount> {
         let path = app.backend_path.as_deref()?.trim_end_matches('/');
         let pattern = mount(&app.pattern, false);
-        if pattern.has_wildcards() || pattern.is_regex() || !pattern.as_str().starts_with('/') {
+        let is_plain = !pattern.is_regex() && !pattern.as_str().contains(['*', '?', '{', '}', '\\']);
+        if !is_plain || !pattern.as_str().starts_with('/') {
             let help = "write `match` as a path, such as `/wiki`, or `/wiki/**` for all below it; or use a route with `rewrite`";
             self.findings.at(node.get("backend_path").span(), "`backend_path` requires a path as `match`", help);
             return None;

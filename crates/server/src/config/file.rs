@@ -356,7 +356,7 @@ pub struct AppTable {
     pub http: Option<Vec<Box<str>>>,
     /// Interval at which names in `http` are resolved again; default 30s
     ///
-    /// One that cannot be resolved keeps its addresses; while it has none, requests get 502.
+    /// A name that cannot be resolved keeps its addresses; while it has none, requests get 502.
     #[schemars(example = "30s")]
     #[serde(default, with = "PositiveSeconds")]
     pub resolve: Option<Duration>,

@@ -54,7 +54,7 @@ impl Windows {
 
     /// Returns whether a window is there.
     pub fn is_present(&self, window: u64) -> bool {
-        // Acquire, paired with the release of `note_present`: who sees the flag reads the file after the window was written.
+        // Acquire, paired with the release of `note_present`: a thread that sees the flag reads the file after the window was written.
         usize::try_from(window).ok().and_then(|at| self.present.get(at)).is_some_and(|one| one.load(Ordering::Acquire))
     }
 
