@@ -106,7 +106,6 @@ fn check_all(upstreams: &Weak<Upstreams>, upstream: &Upstream, health: &Health) 
         for (number, backend, name) in upstream.backends() {
             let check = move || {
                 let result = check_one(backend, &health.check);
-                // Another one may have its number now.
                 let is_it = |(own, _, at): (usize, &Backend, &str)| (own, at) == (number, name);
                 // Another one may have its number now.
                 if !upstreams.upgrade().is_some_and(|now| now.current().backends().any(is_it)) {

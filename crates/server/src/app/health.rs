@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use amped_sys::shared::{Guard, Outside, PATIENCE, Region};
 
+use super::names::milliseconds;
 use crate::config::settings::{BACKENDS_MAX, HealthCheck};
 
 /// The state of all backends of a rule.
@@ -57,7 +58,7 @@ impl Health {
     }
 
     fn now_ms(&self) -> u64 {
-        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
+        milliseconds(self.start.elapsed())
     }
 
     /// Returns when the next checks begin, if another process does them; otherwise they are the caller's.
@@ -68,8 +69,7 @@ impl Health {
         if now < due {
             return Ok(Some(Duration::from_millis(due - now)));
         }
-        let interval = u64::try_from(self.check.interval.as_millis()).unwrap_or(u64::MAX);
-        guard.set_word(DUE_MS, now.saturating_add(interval))?;
+        guard.set_word(DUE_MS, now.saturating_add(milliseconds(self.check.interval)))?;
         Ok(None)
     }
 

@@ -114,7 +114,7 @@ impl Names {
         table.into_iter().flatten().filter(|entry| entry.server == number).map(|entry| entry.address).collect()
     }
 
-    /// Resolves the names, if that is due and no other process does it. `forget` is told the numbers that get other addresses.
+    /// Resolves the names, if that is due and no other process does it. `forget` is called with each number whose address changes.
     pub(super) fn resolve_if_due(&self, forget: impl Fn(usize)) {
         let due = &self.words.all()[DUE_MS];
         let (known, now) = (due.load(Ordering::Relaxed), milliseconds(self.start.elapsed()));
@@ -249,7 +249,8 @@ fn read(guard: &Guard<'_>, servers: usize) -> Result<Vec<Option<NamedAddress>>, 
     (0..BACKENDS_MAX).map(entry).collect()
 }
 
-fn milliseconds(time: Duration) -> u64 {
+/// Returns a time in milliseconds, as shared memory has it.
+pub(super) fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 

@@ -15,11 +15,11 @@ use std::hash::{Hash, Hasher};
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::backend::{At, Backend};
 use super::health::Health;
-use super::names::Names;
+use super::names::{Names, milliseconds};
 use crate::config::settings::{BackendAddress, Balance, UpstreamSettings};
 use crate::say;
 
@@ -289,14 +289,11 @@ fn weight(key: &[u8], backend: &str) -> u64 {
     hasher.finish()
 }
 
-fn milliseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::net::SocketAddr;
+    use std::time::Duration;
 
     fn address(number: usize) -> BackendAddress {
         BackendAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], number as u16 + 1)))
