@@ -140,7 +140,7 @@ impl Application {
     /// Performs one possible action.
     pub(crate) fn act<'a>(&mut self, dice: &mut Dice, wants_output: bool, buffer: &'a mut Vec<u8>) -> Output<'a> {
         if !std::mem::replace(&mut self.is_begun, true) {
-            return self.play.refused.map_or(Output::Started, Output::Failed);
+            return self.play.refused.map_or(Output::Started(None), Output::Failed);
         }
         if std::mem::take(&mut self.is_to_switch) {
             self.input_ended = false;
@@ -152,7 +152,7 @@ impl Application {
             let count = dice.random_range(1..=self.input.len());
             self.take(count);
             // A partial read is not reported.
-            return if self.input.is_empty() { Output::Room } else { Output::Started };
+            return if self.input.is_empty() { Output::Room } else { Output::Started(None) };
         }
         if may_say {
             let most = 1 << dice.random_range(0..17);

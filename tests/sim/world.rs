@@ -608,7 +608,7 @@ impl World {
         // An application that has ended is removed before its connection is notified.
         match output {
             Output::Last(_) | Output::Ended | Output::Failed(_) => session.ended_app = ticket,
-            Output::Started | Output::Backend(_) => session.app = Some(app),
+            Output::Started(_) => session.app = Some(app),
             Output::Room | Output::Interim(_) | Output::Bytes(_) | Output::Switched(_) => session.app = Some(app),
             Output::First | Output::Follows | Output::Again => unreachable!("applications have no such output"),
         }

@@ -549,6 +549,32 @@ fn request_is_repeated_only_if_that_is_safe() {
     assert_eq!(lines, ["GET /1", "GET /2", "GET /2", "POST /3", "GET /4", "DELETE /5", "DELETE /5"]);
 }
 
+/// The end arrives in the same packet as the response, so epoll reports both at once, and nothing later.
+#[test]
+fn connection_that_ends_with_its_response_is_not_used_again() {
+    if is_https() {
+        return;
+    }
+    let site = Site::new();
+    let backend = Backend::start(|number, peer| {
+        if peer.request().is_some() {
+            rustix::net::sockopt::set_tcp_cork(&peer.stream, true).unwrap();
+            let body = number.to_string();
+            peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()));
+        }
+    });
+    let server = serve(&site, &[&backend], "");
+    let mut client = server.connect();
+    for number in 1..=20 {
+        // It would get 502 over a connection that has ended.
+        client.send_request("POST", "/", &[("Content-Length", "1")]);
+        client.send("a");
+        let response = client.response("POST");
+        assert_eq!((response.status, response.text()), (200, number.to_string()));
+    }
+    assert_eq!(backend.connections(), 20);
+}
+
 #[test]
 fn slow_and_unreachable_backends_cause_504_and_502() {
     let site = Site::new();

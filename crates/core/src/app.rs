@@ -37,7 +37,7 @@ pub struct AppWork {
     /// The rule's index among those of the site.
     pub rule: u16,
     /// The clean path.
-    pub path: Box<[u8]>,
+    pub path: Arc<[u8]>,
     /// Offsets in the path at which the script's name may end, by
     /// the rule; never empty, ascending. The rest is PATH_INFO.
     pub ends: Vec<usize>,
@@ -79,10 +79,8 @@ pub enum Input {
 /// Output and state changes of an application.
 #[derive(Debug)]
 pub enum Output<'a> {
-    /// The request has started; until now it was queued.
-    Started,
-    /// The response comes from this backend, for the access log.
-    Backend(Arc<str>),
+    /// The request has started; until now it was queued. A forwarded one has been sent to this backend.
+    Started(Option<Arc<str>>),
     /// The application has read all of the body that it was sent.
     Room,
     /// A response that precedes the final one.
@@ -206,7 +204,7 @@ impl<'a> AppHead<'a> {
 pub(crate) struct HandlerMatch {
     pub(crate) site: u16,
     pub(crate) rule: u16,
-    path: Box<[u8]>,
+    path: Arc<[u8]>,
     ends: Vec<usize>,
     /// The fields of the request by which the script was chosen among variants.
     pub(crate) chosen_by: Vary,
@@ -263,7 +261,7 @@ impl HandlerMatch {
             generation,
             site: self.site,
             rule: self.rule,
-            path: self.path.clone(),
+            path: Arc::clone(&self.path),
             ends: self.ends.clone(),
             has_body: framing != Framing::None,
             may_be_cached: audience.has_others(),

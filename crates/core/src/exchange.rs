@@ -501,8 +501,7 @@ impl Exchange {
         };
         self.since = cx.now;
         match output {
-            Output::Started => app_request.has_started = true,
-            Output::Backend(name) => app_request.backend = Some(name),
+            Output::Started(backend) => (app_request.has_started, app_request.backend) = (true, backend),
             Output::First => return self.begin_page(cx, protocol),
             Output::Follows => app_request.note_followed(cx),
             // The request that this one waited for has filled the cache, or failed.

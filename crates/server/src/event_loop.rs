@@ -115,6 +115,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
             }
         }
         events.clear();
+        let mut has_waited = false;
         let listener = listener_set.listeners.first();
         let may_block = blocks && worker.may_block() && (listener.is_some() || worker.open() > 0);
         if may_block && now < look_at {
@@ -122,6 +123,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
         } else {
             look_at = now + BLOCKED_MAX;
             epoll.wait(&mut events, if may_block { Some(Duration::ZERO) } else { patience })?;
+            has_waited = true;
         }
 
         let now = worker.tick();
@@ -129,11 +131,13 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
         let open = worker.open();
         let has_events = events.iter().next().is_some();
         let mut accept = Accepted::All;
+        worker.context.apps.note_events(&events, has_waited);
         for ready in events.iter() {
             match ready.token {
                 MAILBOX => mailbox.take(&mut messages),
                 DISK => disk.ready(now, &mut worker),
                 APPS => worker.context.apps.reap(),
+                token if token >= Token::FIRST_BACKEND => worker.backend_ready(ready, now, &mut disk),
                 token if token >= LISTENERS => {
                     if let Some(listener) = listener_set.listeners.get((token - LISTENERS) as usize) {
                         match worker.accept(listener, now) {

@@ -45,6 +45,19 @@ impl Token {
         self.to_number() | APP_BIT
     }
 
+    /// Returns the number for epoll of a connection to an application, by its descriptor.
+    pub(crate) fn backend_number(descriptor: u32) -> u64 {
+        Token::FIRST_BACKEND + u64::from(descriptor)
+    }
+
+    /// Converts such a number back; `None`: it is another one.
+    pub(crate) fn backend_of(number: u64) -> Option<u32> {
+        u32::try_from(number.checked_sub(Token::FIRST_BACKEND)?).ok()
+    }
+
+    /// The first number of connections to applications.
+    pub(crate) const FIRST_BACKEND: u64 = Token::FIRST_OTHER + APP_BIT;
+
     /// The first number that is free for other purposes than connections.
     pub const FIRST_OTHER: u64 = (u32::MAX as u64) << 32;
 }

@@ -381,6 +381,15 @@ impl Worker {
         }
     }
 
+    /// Handles an event on a connection to an application.
+    pub fn backend_ready(&mut self, ready: Ready, now: Time, disk: &mut impl DiskSide) {
+        let Some((token, ticket)) = self.context.apps.note_event(ready) else { return };
+        if let Some(app) = self.app(token, ticket) {
+            app.is_ready();
+            self.app_turn(token, now, disk);
+        }
+    }
+
     /// Gives turns to unfinished connections.
     pub fn take_turns(&mut self, now: Time, disk: &mut impl DiskSide) {
         // Only those queued now: a connection that is queued again waits for the next round.

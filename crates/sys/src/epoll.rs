@@ -145,6 +145,11 @@ impl Events {
         self.events.len()
     }
 
+    /// Returns whether further events may wait in the kernel for room.
+    pub fn is_full(&self) -> bool {
+        self.events.len() == self.events.capacity()
+    }
+
     /// Returns whether there are no events.
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()

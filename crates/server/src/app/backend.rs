@@ -6,13 +6,13 @@
 //! backlog, decides which request is next. Idle connections to it are kept open only if the administrator says so
 //! (`min_spare`; FCGI_KEEP_CONN). An application that the server starts (`manager`) serves nothing else: its
 //! connection holds its permit while it is open, and is reused. Servers that speak HTTP serve many connections at little
-//! cost, so connections to them are kept open by default.
+//! cost, so each loop keeps connections to them open by default (`pool`).
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,8 +33,8 @@ pub struct Backend {
     pub(super) idle_max: usize,
     /// For an application that the server starts: processes kept when idle.
     reserve: usize,
-    /// It speaks HTTP.
-    is_http: bool,
+    /// Idle connections that loops keep for themselves (`pool`).
+    idle_count: AtomicUsize,
     /// How TLS sessions with it begin, if it uses TLS.
     pub(super) tls: Option<BackendTls>,
     idle: Mutex<Vec<Idle>>,
@@ -64,15 +64,21 @@ struct Idle {
     since: Instant,
 }
 
+/// Counts an idle connection of a backend until it is dropped.
+#[derive(Debug)]
+pub(super) struct IdlePlace(Arc<Backend>);
+
+impl Drop for IdlePlace {
+    fn drop(&mut self) {
+        self.0.idle_count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// An idle process beyond the reserve, and its connection, is closed after this; the default of helpers.
 const IDLE_TIME: Duration = Duration::from_secs(10);
 
 /// An idle connection to a shared application is closed after this.
 const IDLE_TIME_SHARED: Duration = Duration::from_secs(1);
-
-/// An idle connection to a server that speaks HTTP is closed after this: before the server closes it, which might happen
-/// at the moment of use. Node.js, Apache and Uvicorn do so after 5 s by default.
-const IDLE_TIME_HTTP: Duration = Duration::from_secs(4);
 
 /// A socket name used so recently is in the kernel's dentry cache, so using it does not wait for a disk.
 const NAME_TIME: Duration = Duration::from_secs(10);
@@ -92,10 +98,10 @@ pub enum StartError {
 impl Backend {
     /// Creates the backend for an address. It keeps at most `idle_max` idle connections
     /// and `reserve` idle processes of its own.
-    pub fn new(at: At, idle_max: usize, reserve: usize, is_http: bool) -> Backend {
+    pub fn new(at: At, idle_max: usize, reserve: usize) -> Backend {
         let (connected_ms, reported_ms) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (idle, start) = (Mutex::default(), Instant::now());
-        Backend { at, idle_max, reserve, is_http, tls: None, idle, connected_ms, reported_ms, start }
+        let (idle, idle_count, start) = (Mutex::default(), AtomicUsize::new(0), Instant::now());
+        Backend { at, idle_max, reserve, idle_count, tls: None, idle, connected_ms, reported_ms, start }
     }
 
     /// Returns the same backend with TLS.
@@ -144,14 +150,10 @@ impl Backend {
         }
     }
 
-    /// Returns a used connection that is still open, for a request that has a permit.
-    pub(super) fn take_idle_with_permit(&self) -> Option<BackendConnection> {
-        loop {
-            let Idle { mut connection, .. } = self.idle().pop()?;
-            if connection.is_silent() {
-                return Some(connection);
-            }
-        }
+    /// Counts an idle connection that a loop keeps, if the limit allows.
+    pub(super) fn idle_place(self: &Arc<Backend>) -> Option<IdlePlace> {
+        let place = IdlePlace(Arc::clone(self));
+        (self.idle_count.fetch_add(1, Ordering::Relaxed) < self.idle_max).then_some(place)
     }
 
     /// Keeps a connection for the next request, if the limit allows and no request waits for its permit.
@@ -165,7 +167,7 @@ impl Backend {
                 permit.semaphore().idle.fetch_add(1, Ordering::Relaxed);
                 Some(permit)
             }
-            At::Unix(_) | At::Tcp(_) if !self.is_http && permit.semaphore().is_wanted() => return,
+            At::Unix(_) | At::Tcp(_) if permit.semaphore().is_wanted() => return,
             At::Unix(_) | At::Tcp(_) => None,
         };
         idle.push(Idle { connection, permit, since: Instant::now() });
@@ -177,7 +179,6 @@ impl Backend {
         let mut idle = self.idle();
         let (time, kept) = match &self.at {
             At::Kept(_) => (IDLE_TIME, self.reserve),
-            At::Unix(_) | At::Tcp(_) if self.is_http => (IDLE_TIME_HTTP, 0),
             At::Unix(_) | At::Tcp(_) => (IDLE_TIME_SHARED, 0),
         };
         // Those idle longest come first.

@@ -78,8 +78,6 @@ pub struct BackendRequest {
     has_revived: bool,
     /// Responses before the final one that were not reported yet.
     interim: VecDeque<Interim>,
-    /// The name of the backend, if it has begun to respond and this was not reported yet.
-    responds: Option<Arc<str>>,
     /// Bytes of `ready` that are the head of a response that switches to another protocol.
     switching: usize,
 }
@@ -106,20 +104,21 @@ impl BackendRequest {
         let Link { connection, is_used, due } = link;
         let keeps = backend.idle_max > 0;
         let (mut out, has_body) = (Vec::new(), work.has_body);
-        let (codec, is_safe) = match &mut work.forward {
+        let is_repeatable = is_repeatable(&work);
+        let codec = match &mut work.forward {
             Some(forward) => {
                 if forward.needs_handshake {
                     forward.handshake = Some(websocket_handshake());
                 }
                 forward.write(&mut out, &place.ends.connection(), &backend.authority(), keeps);
-                (Codec::http(forward), forward.is_idempotent())
+                Codec::http(forward)
             }
             None => {
                 let variables = cgi::variables(&work, &place, end, &script);
                 // The application's search path is its own business.
                 let variables = variables.iter().filter(|(name, _)| *name != b"PATH");
                 fastcgi::begin(&mut out, keeps, variables.map(|(name, value)| (*name, &value[..])));
-                (Codec::FastCgi(RecordReader::default()), is_safe(&work))
+                Codec::FastCgi(RecordReader::default())
             }
         };
         if !has_body {
@@ -138,7 +137,7 @@ impl BackendRequest {
             ready_at: 0,
             again: Some((work, place)),
             is_used,
-            is_repeatable: is_safe && !has_body,
+            is_repeatable,
             is_sent: false,
             end: None,
             trouble: AppTrouble::Failed,
@@ -152,7 +151,6 @@ impl BackendRequest {
             in_use,
             has_revived: false,
             interim: VecDeque::new(),
-            responds: None,
             switching: 0,
         });
         // Most requests are written at once, and then there is no need to wait for room.
@@ -249,9 +247,6 @@ impl BackendRequest {
             if let Some(interim) = self.interim.pop_front() {
                 return ReadResult::Interim(interim);
             }
-            if let Some(name) = self.responds.take() {
-                return ReadResult::Backend(name);
-            }
             if let Some(result) = self.next_ready(buffer, most) {
                 return result;
             }
@@ -289,21 +284,28 @@ impl BackendRequest {
                 && let Some(in_use) = &self.in_use
             {
                 self.has_revived |= in_use.note_success();
-                self.responds = Some(in_use.name());
             }
-            let kept = &buffer[..taken.kept];
+            let mut count = taken.kept;
             match taken.head {
-                Some(Head::Switched(head)) => {
-                    (self.ready, self.ready_at) = ([&head, kept].concat(), 0);
-                    self.switching = head.len();
+                Some(Head::Response(head)) if self.interim.is_empty() && head.len() + count <= most => {
+                    buffer.copy_within(..count, head.len());
+                    buffer[..head.len()].copy_from_slice(&head);
+                    count += head.len();
                 }
-                Some(Head::Response(head)) => (self.ready, self.ready_at) = ([&head, kept].concat(), 0),
+                Some(head) => {
+                    self.switching = if let Head::Switched(head) = &head { head.len() } else { 0 };
+                    let (Head::Response(head) | Head::Switched(head)) = head;
+                    (self.ready, self.ready_at) = ([&head, &buffer[..count]].concat(), 0);
+                    continue;
+                }
+                None => {}
+            }
+            match count {
                 // Others have their turn, however much arrives that is no response.
-                None if !self.interim.is_empty() => {}
-                None if kept.is_empty() && self.end.is_none() => return ReadResult::Again,
-                None if kept.is_empty() => {}
-                None if self.end == Some(true) => return ReadResult::Last(kept.len()),
-                None => return ReadResult::Bytes(kept.len()),
+                0 if self.interim.is_empty() && self.end.is_none() => return ReadResult::Again,
+                0 => {}
+                _ if self.end == Some(true) => return ReadResult::Last(count),
+                _ => return ReadResult::Bytes(count),
             }
         }
     }
@@ -355,20 +357,26 @@ impl BackendRequest {
     }
 
     /// Returns whether its connection may be reused.
-    pub fn may_be_kept(&self) -> bool {
+    fn may_be_kept(&self) -> bool {
         // An application that speaks FastCGI ignores the rest of a request that it has responded to.
         let has_written = self.body_end_queued || matches!(self.codec, Codec::FastCgi(_));
         let is_reusable = has_written && self.has_flushed() && !self.is_broken;
         self.backend.idle_max > 0 && self.end == Some(true) && is_reusable && self.codec.keeps_connection()
     }
 
-    /// Finishes a request that has ended: keeps its connection, if it may be reused. Returns
-    /// the backend if that needs sweeping then.
-    pub fn finish(self) -> Option<Arc<Backend>> {
-        self.may_be_kept().then(|| {
-            self.backend.keep(self.connection, self.permit);
-            self.backend
-        })
+    /// Returns the name of its backend, if it is one of several or speaks HTTP.
+    pub(super) fn backend_name(&self) -> Option<Arc<str>> {
+        self.in_use.as_ref().map(InUse::name)
+    }
+
+    /// Returns whether it is forwarded by HTTP.
+    pub(super) fn is_http(&self) -> bool {
+        matches!(self.codec, Codec::Http(_))
+    }
+
+    /// Finishes a request that has ended. Returns its connection and permit, if that may be reused.
+    pub fn finish(self) -> Option<(Arc<Backend>, BackendConnection, Permit)> {
+        self.may_be_kept().then_some((self.backend, self.connection, self.permit))
     }
 
     /// Returns whether the response has ended.
@@ -402,10 +410,12 @@ impl BackendRequest {
     }
 }
 
-/// Returns whether a request may be sent twice (RFC 9110, 9.2.1).
-fn is_safe(work: &AppWork) -> bool {
-    let mut variables = work.variables.iter();
-    variables.any(|(name, value)| name == b"REQUEST_METHOD" && matches!(&value[..], b"GET" | b"HEAD" | b"OPTIONS"))
+/// Returns whether a request may be sent twice (RFC 9110, 9.2.2); of a script, if its method is safe. No body is kept for that.
+pub(super) fn is_repeatable(work: &AppWork) -> bool {
+    let is_safe = |(name, value): &(Vec<u8>, Vec<u8>)| {
+        name == b"REQUEST_METHOD" && matches!(&value[..], b"GET" | b"HEAD" | b"OPTIONS")
+    };
+    !work.has_body && work.forward.as_ref().map_or_else(|| work.variables.iter().any(is_safe), |it| it.is_idempotent())
 }
 
 /// Makes the handshake of a WebSocket connection whose client has none (RFC 6455, 4.1 and 4.2.2).

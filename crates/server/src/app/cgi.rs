@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -57,15 +58,28 @@ pub struct Job {
     pub created: Instant,
 }
 
+/// The name of a request, unique on this machine.
+#[derive(Clone, Debug, Default)]
+pub struct RequestName {
+    /// The process ID and loop.
+    pub of_loop: Arc<str>,
+    /// Its number in the loop.
+    pub number: u64,
+}
+
+impl fmt::Display for RequestName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}-{:x}", self.of_loop, self.number)
+    }
+}
+
 /// The connection, rule and disk of a request.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// The addresses of the client's connection.
     pub ends: Arc<Ends>,
-    /// Identifies the request in messages about its script.
-    pub id: String,
-    /// Its sequence number in the loop: the lowest is served first.
-    pub number: u64,
+    /// Identifies the request in messages about its script; the lowest number in a loop is served first.
+    pub id: RequestName,
     /// The user that its script runs as; `None`: the server's.
     pub user: Option<Box<str>>,
     /// Variables that the rule adds.
@@ -240,7 +254,7 @@ impl Job {
 const TRIES: usize = 10;
 
 /// Returns the error for a request whose script cannot be started.
-fn trouble_of(error: &io::Error, id: &str, script: &Path) -> AppTrouble {
+fn trouble_of(error: &io::Error, id: &RequestName, script: &Path) -> AppTrouble {
     match error.kind() {
         io::ErrorKind::PermissionDenied => AppTrouble::Forbidden,
         _ if file::is_exhaustion(error) || error.kind() == io::ErrorKind::WouldBlock => {
@@ -290,7 +304,7 @@ pub fn variables<'a>(work: &'a AppWork, place: &'a Place, end: usize, script: &'
         put("SSL_CLIENT_VERIFY", if tls.subject.is_some() { b"SUCCESS" } else { b"NONE" });
         put("SSL_CLIENT_S_DN", tls.subject.as_deref().unwrap_or_default().as_bytes());
     }
-    put("UNIQUE_ID", place.id.as_bytes());
+    variables.push((b"UNIQUE_ID", place.id.to_string().into_bytes().into()));
     if let Some(client) = work.client {
         variables.push((b"REMOTE_ADDR", client.to_string().into_bytes().into()));
     }

@@ -14,6 +14,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 
 use amped_core::event::Ticket;
+use amped_sys::epoll::Interest;
 use amped_sys::socket;
 use rustls::{ClientConnection, Error};
 
@@ -26,6 +27,10 @@ use crate::token::Token;
 pub struct BackendConnection {
     socket: OwnedFd,
     session: Session,
+    /// The events that the loop waits for; `None`: it does not.
+    pub(super) watched: Option<Interest>,
+    /// The last receive has left nothing: epoll reports what arrives from then on.
+    is_drained: bool,
 }
 
 #[derive(Debug)]
@@ -84,7 +89,7 @@ impl Task for Box<Step> {
 impl BackendConnection {
     /// Wraps a nonblocking socket.
     pub(super) fn new(socket: OwnedFd) -> BackendConnection {
-        BackendConnection { socket, session: Session::None }
+        BackendConnection { socket, session: Session::None, watched: None, is_drained: false }
     }
 
     /// Begins a TLS session, if the application uses TLS. Without a `verification` the caller waits for all of it.
@@ -134,7 +139,7 @@ impl BackendConnection {
     /// Those of [`send`](BackendConnection::send).
     pub(super) fn flush(&mut self) -> io::Result<()> {
         loop {
-            let BackendConnection { socket, session } = self;
+            let BackendConnection { socket, session, .. } = self;
             let (tls, is_complete) = match session {
                 Session::None => return Ok(()),
                 Session::Away(_) => return Err(io::ErrorKind::WouldBlock.into()),
@@ -164,7 +169,11 @@ impl BackendConnection {
     /// announced, and so may be forged.
     pub(super) fn receive(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self.session {
-            Session::None => return socket::receive(&self.socket, buffer),
+            Session::None => {
+                let received = socket::receive(&self.socket, buffer);
+                self.is_drained = matches!(received, Ok(count) if count < buffer.len());
+                return received;
+            }
             // A response may have arrived even if nothing can be sent any more.
             Session::Tls(_) => {}
             Session::Handshake(..) | Session::Away(_) | Session::Failed(_) => self.flush()?,
@@ -180,6 +189,11 @@ impl BackendConnection {
                 return Err(self.fail(&error));
             }
         }
+    }
+
+    /// Returns whether nothing was left to receive after the last bytes; with TLS this is unknown.
+    pub(super) fn is_drained(&self) -> bool {
+        self.is_drained
     }
 
     /// Receives a part of the handshake, and processes it, or hands it over.

@@ -6,7 +6,7 @@
 //! passes only a bounded part of a body ahead, and nothing is read here for which the client has no room.
 //!
 //! `cgi` starts a process per request (`process`); `backend_request` sends a request to a persistent application over a
-//! connection to it (`backend`, `connection`, `codec`), of several that speak HTTP to one in service (`upstream`), and `manager`
+//! connection to it (`backend`, `pool`, `connection`, `codec`), of several that speak HTTP to one in service (`upstream`), and `manager`
 //! starts such applications; `launch` describes a program to start. `checker` checks whether servers respond (`health`). `scripts` caches which names are scripts; steps that may block are done in a thread if the
 //! loop must not block (`threads`). `request` moves the bytes, `spool` stores those for which one side is too slow, and
 //! `output` is what an application writes, and `compressor` compresses it if the rule asks for that. The `semaphore` limits concurrent requests; further ones wait here, in their
@@ -24,6 +24,7 @@ pub mod launch;
 pub mod manager;
 pub mod names;
 mod output;
+mod pool;
 pub mod process;
 mod request;
 mod scripts;
@@ -46,17 +47,18 @@ use amped_core::event::Ticket;
 use amped_core::site::Sites;
 use amped_http::cgi::decimal;
 use amped_http::h1::request::Framing;
-use amped_sys::epoll::{Epoll, Interest};
+use amped_sys::epoll::{Epoll, Events, Interest, Ready};
 use amped_units::Time;
 
 use self::backend::{At, Backend, StartError};
-use self::backend_request::{Abandoned, AppCall, BackendRequest, Link};
+use self::backend_request::{Abandoned, AppCall, BackendRequest, Link, is_repeatable};
 pub use self::cgi::Ends;
-use self::cgi::{AppStart, Job, Place, Running, Started};
+use self::cgi::{AppStart, Job, Place, RequestName, Running, Started};
 use self::compressor::{Compressor, Encoded, Results};
 use self::connection::{BackendConnection, Step, Verification};
 use self::manager::ProcessManager;
 use self::output::{ReadResult, StderrLines};
+use self::pool::Pool;
 use self::process::Process;
 use self::request::Stage;
 pub use self::request::{APP_MEMORY_MIN, AppRequest, Room};
@@ -196,7 +198,7 @@ impl Apps {
                 Some(At::Kept(_)) => (settings.max_processes.unwrap_or(1), settings.min_spare),
                 _ => (settings.min_spare, 0),
             };
-            at.map(|at| Arc::new(Backend::new(at, if processes { 0 } else { most }, reserve, false)))
+            at.map(|at| Arc::new(Backend::new(at, if processes { 0 } else { most }, reserve)))
         });
         Ok(App { settings: settings.clone(), semaphore, env, backend, upstreams })
     }
@@ -278,14 +280,19 @@ pub struct AppSide {
     /// Connections to be served at a time: the response has ended while the process still runs, and is taken as complete
     /// then; or a connection to an application is given up unless it is established by then.
     timers: BinaryHeap<Reverse<(Time, u64)>>,
-    /// Persistent applications, and when they are swept.
+    /// Persistent applications with idle connections that loops share.
     backends: Vec<Weak<Backend>>,
+    /// Connections to persistent applications.
+    pool: Pool,
+    /// When idle connections are swept.
     sweep_at: Time,
     /// Number of requests so far.
     count: u64,
     /// The process ID and loop, which make request numbers unique on this machine.
-    name: String,
+    name: Arc<str>,
     scripts: Scripts,
+    /// In place of a script, for backends that have none.
+    no_script: Arc<Path>,
     mailbox: Arc<dyn Post<Settled>>,
     /// Results of compressing responses.
     encoded: Results,
@@ -340,18 +347,6 @@ impl Task for Box<Job> {
     }
 }
 
-/// Returns a permit for a request, with the connection it was used with before, if there is one.
-fn enter(semaphore: &Arc<Semaphore>, work: &AppWork, place: &mut Place) -> Option<(Permit, Option<BackendConnection>)> {
-    if place.upstream.is_some() {
-        let permit = semaphore.enter()?;
-        place.choose(work);
-        let idle = place.backend.as_ref().and_then(|backend| backend.take_idle_with_permit());
-        return Some((permit, idle));
-    }
-    let kept = place.backend.as_ref().and_then(|backend| backend.take_idle(semaphore));
-    kept.map(|(socket, permit)| (permit, Some(socket))).or_else(|| semaphore.enter().map(|permit| (permit, None)))
-}
-
 impl AppSide {
     /// The epoll token of processes that are no longer watched for a request.
     pub const TOKEN: u64 = Token::FIRST_OTHER + 2;
@@ -363,6 +358,7 @@ impl AppSide {
         M: Post<Box<Started>> + Post<Box<Step>> + Post<Box<spool::Done>> + Post<Settled> + Post<Box<Encoded>> + 'static,
     {
         AppSide {
+            pool: Pool::new(Arc::clone(&epoll)),
             epoll,
             starter: (!waits).then(|| Threads::new("starter", Arc::<M>::clone(mailbox))),
             verifier: (!waits).then(|| Threads::new("backend-tls", Arc::<M>::clone(mailbox))),
@@ -376,8 +372,9 @@ impl AppSide {
             sweep_at: Time::NEVER,
             count: 0,
             // The address of the mailbox identifies the loop within the process.
-            name: format!("{:x}-{:x}", std::process::id(), Arc::as_ptr(mailbox).addr() >> 4 & 0xffff),
+            name: format!("{:x}-{:x}", std::process::id(), Arc::as_ptr(mailbox).addr() >> 4 & 0xffff).into(),
             scripts: Scripts::default(),
+            no_script: Path::new("").into(),
             mailbox: Arc::<M>::clone(mailbox),
             encoded: Arc::<M>::clone(mailbox),
             single_flights: Arc::default(),
@@ -435,7 +432,7 @@ impl AppSide {
                     Stage::Gathers(mut work, mut place, semaphore) => {
                         // It is queued behind the requests that were complete before it.
                         self.count += 1;
-                        place.number = self.count;
+                        place.id.number = self.count;
                         set_length(&mut work, request.input.total());
                         self.queue_or_start(request, (token, now), (work, place), &semaphore)
                     }
@@ -493,8 +490,7 @@ impl AppSide {
         self.count += 1;
         let place = Place {
             ends,
-            id: format!("{}-{:x}", self.name, self.count),
-            number: self.count,
+            id: RequestName { of_loop: Arc::clone(&self.name), number: self.count },
             user: app.settings.user.clone(),
             env: Arc::clone(&app.env),
             disk: Arc::clone(context.disk),
@@ -512,7 +508,7 @@ impl AppSide {
             gathers: work.has_body && (app.settings.buffer_request || !may_stream(&work)),
             reads_ahead: app.settings.buffer_response,
             output: Spool::new(Side::Response, Some(Arc::clone(&context.apps.quota))),
-            stderr_lines: StderrLines::new(&place.id, &work.path),
+            stderr_lines: StderrLines::new(place.id.clone(), Arc::clone(&work.path)),
             time: rule.timeout,
             filling,
             ..AppRequest::new(ticket)
@@ -536,7 +532,7 @@ impl AppSide {
     ) -> Option<Output<'static>> {
         // Requests that are already queued go first.
         let others = self.queue.values().any(|(_, other)| Arc::ptr_eq(other, semaphore));
-        let entered = if others { None } else { enter(semaphore, &work, &mut place) };
+        let entered = if others { None } else { self.enter(semaphore, &work, &mut place) };
         let output = match entered {
             Some(entered) => self.begin(request, at, (work, place), entered),
             None => self.put_off(request, at.0, (work, place), semaphore),
@@ -546,6 +542,23 @@ impl AppSide {
             request.stage = Stage::Over;
         }
         output
+    }
+
+    /// Returns a permit for a request, with the connection it was used with before, if there is one.
+    fn enter(
+        &mut self,
+        semaphore: &Arc<Semaphore>,
+        work: &AppWork,
+        place: &mut Place,
+    ) -> Option<(Permit, Option<BackendConnection>)> {
+        if place.upstream.is_some() {
+            let permit = semaphore.enter()?;
+            place.choose(work);
+            let idle = place.backend.as_ref().and_then(|backend| self.pool.take(backend, is_repeatable(work)));
+            return Some((permit, idle));
+        }
+        let kept = place.backend.as_ref().and_then(|backend| backend.take_idle(semaphore));
+        kept.map(|(socket, permit)| (permit, Some(socket))).or_else(|| semaphore.enter().map(|permit| (permit, None)))
     }
 
     /// Gives up a request whose body is lost: no application gets its body, or the rest of it.
@@ -563,10 +576,10 @@ impl AppSide {
         (work, place): AppCall,
         semaphore: &Arc<Semaphore>,
     ) -> Option<Output<'static>> {
-        let Some(waits) = semaphore.queue(place.number) else {
+        let Some(waits) = semaphore.queue(place.id.number) else {
             return Some(Output::Failed(AppTrouble::Busy));
         };
-        self.queue.insert(place.number, (token, Arc::clone(semaphore)));
+        self.queue.insert(place.id.number, (token, Arc::clone(semaphore)));
         if self.look_again == Time::NEVER {
             self.look_again = Time::START;
         }
@@ -580,7 +593,7 @@ impl AppSide {
         request: &mut AppRequest,
         (token, now): (Token, Time),
         (work, place): AppCall,
-        (permit, kept): (Permit, Option<BackendConnection>),
+        (permit, mut kept): (Permit, Option<BackendConnection>),
     ) -> Option<Output<'static>> {
         if place.upstream.is_some() && place.backend.is_none() {
             // No name has an address. Others may wait for the permit.
@@ -594,6 +607,8 @@ impl AppSide {
         {
             return self.ask(request, (token, now), (work, place), (permit, kept), found);
         }
+        // A thread has it now, and what happens meanwhile is reported when it is watched again.
+        kept.iter_mut().for_each(|kept| self.pool.unwatch(kept));
         let job = Box::new(Job { token, ticket: request.ticket, work, place, permit, kept, created: Instant::now() });
         let job = match &mut self.starter {
             Some(starter) => starter.start(job).err(),
@@ -614,6 +629,9 @@ impl AppSide {
             return self.scripts.find(&place.disk, work);
         }
         let end = *work.ends.first()?;
+        if work.forward.is_some() {
+            return Some((end, Arc::clone(&self.no_script)));
+        }
         let root = place.disk.root_of(work.site).unwrap_or(Path::new("/"));
         Some((end, root.join(cgi::relative(&work.path[..end])).into()))
     }
@@ -645,7 +663,7 @@ impl AppSide {
         }
         request.stage = Stage::Runs { running, ended: None };
         request.is_ready = true;
-        Some(Output::Started)
+        Some(Output::Started(None))
     }
 
     /// Sends a request to a persistent application.
@@ -680,24 +698,25 @@ impl AppSide {
                 // From now on it waits for the application, so the timeout of the application runs.
                 place.start_reported = true;
                 let refused = self.put_off(request, token, (work, place), permit.semaphore());
-                return refused.or((!start_reported).then_some(Output::Started));
+                return refused.or((!start_reported).then_some(Output::Started(None)));
             }
         };
         if patience.is_some() {
             *(if is_used { &mut self.http.reuses } else { &mut self.http.connects }) += 1;
         }
-        let (request_, interest) = BackendRequest::begin(&backend, (work, place), permit, link, found);
-        if self.epoll.add(&request_.connection, token.to_app_number(), interest).is_err() {
+        let (mut request_, interest) = BackendRequest::begin(&backend, (work, place), permit, link, found);
+        if self.pool.watch(&mut request_.connection, (token, request.ticket), interest).is_err() {
             return Some(Output::Failed(AppTrouble::Busy));
         }
         let due = request_.connect_due();
         if due != Time::NEVER {
             self.timers.push(Reverse((due, token.to_number())));
         }
+        let backend = request_.backend_name();
         request.stage = Stage::Talks(request_);
         // Nothing has arrived yet; epoll will report it.
         request.is_ready = false;
-        (!start_reported).then_some(Output::Started)
+        (backend.is_some() || !start_reported).then_some(Output::Started(backend))
     }
 
     /// Opens a new connection, and begins its TLS session.
@@ -801,7 +820,8 @@ impl AppSide {
         if now >= self.sweep_at {
             self.sweep_at = now + SWEEP;
             self.backends.retain(|backend| backend.upgrade().is_some_and(|backend| backend.sweep()));
-            if self.backends.is_empty() {
+            self.pool.sweep(now);
+            if self.backends.is_empty() && self.pool.is_empty() {
                 self.sweep_at = Time::NEVER;
             }
         }
@@ -831,6 +851,16 @@ impl AppSide {
         due
     }
 
+    /// Begins an iteration of the loop with these events. `has_waited`: it has asked epoll for them.
+    pub fn note_events(&mut self, events: &Events, has_waited: bool) {
+        self.pool.note_events(events, has_waited);
+    }
+
+    /// Returns whose request an event on a connection to an application belongs to.
+    pub fn note_event(&mut self, ready: Ready) -> Option<(Token, Ticket)> {
+        self.pool.note_event(ready)
+    }
+
     /// Serves a request, whose connection has this room.
     pub fn turn<'a>(
         &mut self,
@@ -858,7 +888,6 @@ impl AppSide {
             ReadResult::Again => return TurnResult::Again,
             ReadResult::Room => Output::Room,
             ReadResult::Bytes(count) => Output::Bytes(&buffer[..count]),
-            ReadResult::Backend(name) => Output::Backend(name),
             ReadResult::Interim(interim) => Output::Interim(interim),
             ReadResult::Switched(count) => {
                 self.http.tunnels += 1;
@@ -916,17 +945,18 @@ impl AppSide {
     /// Finishes a request to a persistent application: its connection is kept, or its permit released.
     fn finish(&mut self, mut request_: Box<BackendRequest>, now: Time) {
         request_.count(false, &mut self.http);
-        if request_.may_be_kept() {
-            let _ = self.epoll.remove(&request_.connection);
-        }
-        let known = |backend: &Arc<Backend>| {
-            self.backends.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(backend)))
-        };
-        if let Some(backend) = request_.finish().filter(|backend| !known(backend)) {
-            self.backends.push(Arc::downgrade(&backend));
-            self.sweep_at = self.sweep_at.min(now + SWEEP);
-        }
         self.look_again = Time::START;
+        let is_http = request_.is_http();
+        let Some((backend, mut connection, permit)) = request_.finish() else { return };
+        self.sweep_at = self.sweep_at.min(now + SWEEP);
+        if is_http {
+            return self.pool.keep(&backend, connection, now);
+        }
+        self.pool.unwatch(&mut connection);
+        backend.keep(connection, permit);
+        if !self.backends.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(&backend))) {
+            self.backends.push(Arc::downgrade(&backend));
+        }
     }
 
     /// Lets a queued request try for a permit.
@@ -934,7 +964,7 @@ impl AppSide {
         let Stage::Queued(work, mut place, waits) = std::mem::replace(&mut request.stage, Stage::Over) else {
             return None;
         };
-        if let Some(entered) = enter(waits.semaphore(), &work, &mut place) {
+        if let Some(entered) = self.enter(waits.semaphore(), &work, &mut place) {
             drop(waits);
             let output = self.begin(request, at, (work, place), entered);
             if !matches!(request.stage, Stage::Queued(..)) {

@@ -11,6 +11,7 @@ use amped_http::interim::Interim;
 use amped_sys::pipe;
 use amped_sys::process::Ending;
 
+use super::cgi::RequestName;
 use crate::say;
 
 /// The result of serving a request.
@@ -27,8 +28,6 @@ pub(super) enum ReadResult {
     Last(usize),
     /// A response that precedes the final one.
     Interim(Interim),
-    /// The name of the backend that has begun to respond.
-    Backend(Arc<str>),
     /// So many bytes, which are the head of a response with which the connection switches to another protocol.
     Switched(usize),
     /// The end of the response.
@@ -39,9 +38,9 @@ pub(super) enum ReadResult {
 
 /// Standard error of an application, copied to the server's: line by line, each with the request's number.
 pub(super) struct StderrLines {
-    /// The request's number, and its path.
-    id: Box<str>,
-    path: Box<[u8]>,
+    /// The request's name, and its path.
+    id: RequestName,
+    path: Arc<[u8]>,
     line: Vec<u8>,
     /// Bytes that may still be logged.
     left: usize,
@@ -55,8 +54,8 @@ const LINE_MAX: usize = 1024;
 const TURN_MAX: usize = 128 * 1024;
 
 impl StderrLines {
-    pub(super) fn new(id: &str, path: &[u8]) -> StderrLines {
-        StderrLines { id: id.into(), path: path.into(), line: Vec::new(), left: STDERR_MAX }
+    pub(super) fn new(id: RequestName, path: Arc<[u8]>) -> StderrLines {
+        StderrLines { id, path, line: Vec::new(), left: STDERR_MAX }
     }
 
     /// Returns the request's name for messages.

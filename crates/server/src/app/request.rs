@@ -21,7 +21,7 @@ use amped_sys::process::Ending;
 use amped_units::Time;
 
 use super::backend_request::BackendRequest;
-use super::cgi::{Place, Running};
+use super::cgi::{Place, RequestName, Running};
 use super::compressor::{Compressor, Encoded};
 use super::connection::Step;
 use super::output::{ReadResult, StderrLines};
@@ -131,7 +131,7 @@ impl AppRequest {
             reads_ahead: false,
             is_ready: true,
             compressor: None,
-            stderr_lines: StderrLines::new("", b""),
+            stderr_lines: StderrLines::new(RequestName::default(), Arc::default()),
             time: Duration::ZERO,
             filling: None,
         }

@@ -114,7 +114,7 @@ struct Member {
 impl Member {
     /// Creates a backend that is in service.
     fn new(number: usize, address: BackendAddress, idle_max: usize) -> Member {
-        let new = |at| Backend::new(at, idle_max, 0, true);
+        let new = |at| Backend::new(at, idle_max, 0);
         let backend = Arc::new(match address.clone() {
             BackendAddress::Unix(name) => new(At::Unix(name)),
             BackendAddress::Tcp(address) => new(At::Tcp(address)),
@@ -173,6 +173,10 @@ impl Upstream {
 
     /// Chooses a backend, except those of this set of bits, which were tried. `key`: what the hash is computed of.
     pub fn pick(&self, tried: u64, key: &[u8]) -> Option<usize> {
+        if self.members.len() == 1 {
+            // It is never out of service.
+            return (tried == 0).then_some(0);
+        }
         let now_ms = self.now_ms();
         let untried = || (0..self.members.len()).filter(move |member| tried & (1 << member) == 0);
         let down = self.health().map_or(0, Health::down);
