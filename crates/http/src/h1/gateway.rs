@@ -11,8 +11,9 @@
 //! Stricter than a client needs to be: a response whose end two recipients might see at different places is an error,
 //! because the rest of it could pass for the response to another client's request.
 
+use alloc::borrow::Cow;
 use alloc::boxed::Box;
-use alloc::string::{String, ToString};
+use alloc::string::ToString;
 use alloc::vec::Vec;
 use core::mem;
 use core::net::IpAddr;
@@ -249,7 +250,7 @@ impl Forward {
         let needs_handshake = request.is_extended_connect();
         let method = if needs_handshake { &b"GET"[..] } else { request.method_text };
         let mut head = Vec::with_capacity(512);
-        head.extend_from_slice(&[method, b" ", target, b" HTTP/1.1\r\n"].concat());
+        [method, b" ", target, b" HTTP/1.1\r\n"].iter().for_each(|part| head.extend_from_slice(part));
         if !sent_host.is_empty() {
             push_field(&mut head, b"Host", sent_host);
         }
@@ -305,14 +306,17 @@ impl Forward {
     /// Appends the whole head. `authority`: the Host of a request without one; `keep`: the backend may leave the
     /// connection open.
     pub fn write(&self, out: &mut Vec<u8>, connection: &ClientConnection<'_>, authority: &str, keep: bool) {
+        out.reserve(self.head.len() + ADDED_SIZE);
         out.extend_from_slice(&self.head);
         if !self.has_host {
             push_field(out, b"Host", authority.as_bytes());
         }
-        let mut nodes: Vec<String> = self.proxied.iter().map(ToString::to_string).collect();
-        nodes.extend(connection.peer.map(String::from));
-        if !nodes.is_empty() {
-            push_field(out, b"X-Forwarded-For", nodes.join(", ").as_bytes());
+        let proxied = self.proxied.iter().map(|node| Cow::Owned(node.to_string()));
+        let nodes: Vec<Cow<'_, str>> = proxied.chain(connection.peer.map(Cow::Borrowed)).collect();
+        match &nodes[..] {
+            [] => {}
+            [client] => push_field(out, b"X-Forwarded-For", client.as_bytes()),
+            all => push_field(out, b"X-Forwarded-For", all.join(", ").as_bytes()),
         }
         let scheme = if self.secure { b"https".as_slice() } else { b"http" };
         push_field(out, b"X-Forwarded-Proto", scheme);
@@ -325,9 +329,9 @@ impl Forward {
         if let Some(Mount { prefix, .. }) = prefix {
             push_field(out, PREFIX.as_bytes(), prefix.as_bytes());
         }
-        push_field(out, b"Forwarded", &self.forwarded(&nodes, scheme));
+        self.push_forwarded(out, &nodes, scheme);
         for field in &self.set {
-            let value = field.value(nodes.first().map(String::as_str), connection);
+            let value = field.value(nodes.first().map(|client| &**client), connection);
             if !value.is_empty() {
                 push_field(out, field.name().as_bytes(), &value);
             }
@@ -350,22 +354,24 @@ impl Forward {
     }
 
     /// RFC 7239, 4: the client first, with what it requested; then the proxies that it passed.
-    fn forwarded(&self, nodes: &[String], scheme: &[u8]) -> Vec<u8> {
-        let mut value = b"for=".to_vec();
-        push_node(&mut value, nodes.first().map_or("unknown", String::as_str));
+    fn push_forwarded(&self, out: &mut Vec<u8>, nodes: &[Cow<'_, str>], scheme: &[u8]) {
+        out.extend_from_slice(b"Forwarded: for=");
+        push_node(out, nodes.first().map_or("unknown", |client| client));
         if !self.host.is_empty() {
             // A valid host contains neither a quote nor a backslash.
-            value.extend_from_slice(&[b";host=\"", &self.host[..], b"\""].concat());
+            [b";host=\"", &self.host[..], b"\""].iter().for_each(|part| out.extend_from_slice(part));
         }
-        value.extend_from_slice(b";proto=");
-        value.extend_from_slice(scheme);
+        [b";proto=", scheme].iter().for_each(|part| out.extend_from_slice(part));
         for node in nodes.iter().skip(1) {
-            value.extend_from_slice(b", for=");
-            push_node(&mut value, node);
+            out.extend_from_slice(b", for=");
+            push_node(out, node);
         }
-        value
+        out.extend_from_slice(b"\r\n");
     }
 }
+
+/// What is added to the head of most requests, bytes.
+const ADDED_SIZE: usize = 256;
 
 fn push_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     out.extend_from_slice(name);
@@ -546,7 +552,7 @@ impl ReplyReader {
                     fields.retain(|(name, _)| !is_name(name, ACCEPT));
                 }
                 self.state = State::Switched;
-                Said::Switched(script_head(&[line, b"\n"].concat(), &fields, None))
+                Said::Switched(script_head(&[line], &fields, None))
             }
             101 => return Err(BadResponse("the response switches to a protocol that was not requested")),
             // RFC 9110, 15.2: 100 is for this server, which sends the body in any case; others are for the client.
@@ -573,7 +579,7 @@ impl ReplyReader {
                 }
                 // `reply` has checked that the line begins with `HTTP/1.x `.
                 let status = line.get("HTTP/1.1 ".len()..).unwrap_or_default();
-                Said::Head(script_head(&[b"Status:", status, b"\n"].concat(), &fields, length))
+                Said::Head(script_head(&[b"Status:", status], &fields, length))
             }
             _ => return Err(BadResponse("the status of the response is not a number from 100 to 599")),
         };
@@ -620,11 +626,14 @@ fn is_connection_field(name: &str, named: &[&[u8]]) -> bool {
     REMOVED_FROM_RESPONSE.iter().any(|removed| is_name(name, removed)) || named.iter().any(|named| is(named, name))
 }
 
-/// Writes a head that begins with this line.
-fn script_head(line: &[u8], fields: &[(&str, &[u8])], length: Option<&[u8]>) -> Vec<u8> {
-    let mut head = line.to_vec();
+/// Writes a head that begins with this line, which consists of parts.
+fn script_head(line: &[&[u8]], fields: &[(&str, &[u8])], length: Option<&[u8]>) -> Vec<u8> {
+    let fields_size: usize = fields.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
+    let line_size: usize = line.iter().map(|part| part.len()).sum();
+    let mut head = Vec::with_capacity(line_size + fields_size + "Content-Length:".len() + 24);
+    line.iter().chain([&&b"\n"[..]]).for_each(|part| head.extend_from_slice(part));
     let mut push = |name: &str, value: &[u8]| {
-        head.extend_from_slice(&[name.as_bytes(), b":", value, b"\n"].concat());
+        [name.as_bytes(), b":", value, b"\n"].iter().for_each(|part| head.extend_from_slice(part));
     };
     let named = named_fields(fields);
     for (name, value) in fields {
@@ -645,6 +654,7 @@ mod tests {
     use crate::cgi;
     use crate::h1::request::{self, HeadLimits};
     use alloc::format;
+    use alloc::string::String;
     use alloc::vec;
     use proptest::prelude::*;
 
