@@ -158,7 +158,7 @@ impl Apps {
                     named.addresses =
                         known().map(|names| names.addresses_of(named)).find(|all| !all.is_empty()).unwrap_or_default();
                 }
-                let tls = http.addresses.iter().filter_map(|address| match address {
+                let tls = http.servers.iter().filter_map(|server| match &server.address {
                     BackendAddress::Tls(address, tls) => Some((address.to_string(), tls)),
                     BackendAddress::Unix(_) | BackendAddress::Tcp(_) => None,
                 });

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use amped_sys::shared::{Guard, Outside, PATIENCE, Region};
 use amped_sys::words::Words;
 
-use crate::config::settings::{BACKENDS_MAX, BackendAddress, NamedServer};
+use crate::config::settings::{BACKENDS_MAX, BackendServer, NamedServer};
 use crate::say;
 
 /// An address of a server with a name.
@@ -100,7 +100,7 @@ impl Names {
     }
 
     /// Returns all addresses with their numbers; `None` while a stopped process has the lock.
-    pub(super) fn addresses(&self) -> Option<Vec<(usize, BackendAddress)>> {
+    pub(super) fn addresses(&self) -> Option<Vec<(usize, BackendServer)>> {
         let table = read(&self.lock()?, self.servers.len()).ok()?;
         let known = (self.first..).zip(table);
         let address = |NamedAddress { server, address }| Some(self.servers.get(server)?.reached_at(address));
@@ -257,6 +257,7 @@ pub(super) fn milliseconds(time: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::settings::Share;
     use std::sync::atomic::AtomicUsize;
 
     fn address(last: u8) -> SocketAddr {
@@ -267,6 +268,7 @@ mod tests {
         let server = |addresses: &&[SocketAddr]| NamedServer {
             at: "localhost:80".into(),
             tls: None,
+            share: Share::default(),
             addresses: addresses.to_vec(),
         };
         addresses.iter().map(server).collect()
@@ -277,7 +279,7 @@ mod tests {
         let names = Names::new(&servers(&[&[address(1), address(2)], &[address(3)]]), RETRY, 5).unwrap();
         let shown = |names: &Names| {
             let all = names.addresses().unwrap().into_iter();
-            all.map(|(number, address)| format!("{number} {address:?}")).collect::<Vec<_>>()
+            all.map(|(number, server)| format!("{number} {:?}", server.address)).collect::<Vec<_>>()
         };
         assert_eq!(shown(&names), ["5 Tcp(10.0.0.1:80)", "6 Tcp(10.0.0.2:80)", "7 Tcp(10.0.0.3:80)"]);
         let table = read(&names.lock().unwrap(), 2).unwrap();
@@ -321,7 +323,9 @@ mod tests {
         names.resolve_if_due(|_| _ = forgotten.fetch_add(1, Ordering::Relaxed));
         assert!(forgotten.into_inner() >= 1);
         assert_eq!(names.version(), before + 1);
-        assert!(names.addresses().unwrap().iter().all(|(_, address)| format!("{address:?}") != "Tcp(10.0.0.1:80)"));
+        assert!(
+            names.addresses().unwrap().iter().all(|(_, server)| format!("{:?}", server.address) != "Tcp(10.0.0.1:80)")
+        );
         let names = Names::new(&servers(&[&[address(1)]]), Duration::from_secs(3600), 0).unwrap();
         names.resolve_if_due(|_| panic!("it is not due"));
         assert!(names.version() == 0 && names.time_until_due() > Duration::from_secs(3000));

@@ -20,7 +20,7 @@ use std::time::Instant;
 use super::backend::{At, Backend};
 use super::health::Health;
 use super::names::{Names, milliseconds};
-use crate::config::settings::{BackendAddress, Balance, UpstreamSettings};
+use crate::config::settings::{BackendAddress, BackendServer, Balance, UpstreamSettings};
 use crate::say;
 
 /// The backends of a rule, as they are now.
@@ -39,15 +39,15 @@ impl Upstreams {
     /// # Errors
     /// There is no memory, or no descriptor.
     pub(super) fn new(settings: &UpstreamSettings, idle_max: usize) -> io::Result<Upstreams> {
-        let UpstreamSettings { addresses, names, resolve, health, .. } = settings;
+        let UpstreamSettings { servers, names, resolve, health, .. } = settings;
         let names = match names.is_empty() {
             true => None,
-            false => Some(Names::new(names, *resolve, addresses.len())?),
+            false => Some(Names::new(names, *resolve, servers.len())?),
         };
         let health = health.clone().map(Health::new).transpose()?.map(Arc::new);
-        let fixed = addresses.iter().cloned().enumerate();
+        let fixed = servers.iter().cloned().enumerate();
         let all = fixed.chain(names.as_ref().and_then(Names::addresses).into_iter().flatten());
-        let members = all.map(|(number, address)| Arc::new(Member::new(number, address, idle_max))).collect();
+        let members = all.map(|(number, server)| Arc::new(Member::new(number, server, idle_max))).collect();
         let current = Arc::new(Upstream::new(members, settings.clone(), health));
         Ok(Upstreams { current: RwLock::new((0, current)), names, idle_max })
     }
@@ -70,9 +70,9 @@ impl Upstreams {
         let (known, upstream) = &mut *current;
         if *known != version
             && let Some(names) = &self.names
-            && let Some(addresses) = names.addresses()
+            && let Some(named) = names.addresses()
         {
-            *upstream = Arc::new(upstream.with(upstream.settings.addresses.len(), addresses, self.idle_max));
+            *upstream = Arc::new(upstream.with(upstream.settings.servers.len(), named, self.idle_max));
             *known = version;
         }
         Arc::clone(upstream)
@@ -100,7 +100,7 @@ pub struct Upstream {
 struct Member {
     /// Its number for active checks, which it keeps while others come and go.
     number: usize,
-    address: BackendAddress,
+    server: BackendServer,
     backend: Arc<Backend>,
     name: Arc<str>,
     /// Requests in progress.
@@ -113,16 +113,16 @@ struct Member {
 
 impl Member {
     /// Creates a backend that is in service.
-    fn new(number: usize, address: BackendAddress, idle_max: usize) -> Member {
+    fn new(number: usize, server: BackendServer, idle_max: usize) -> Member {
         let new = |at| Backend::new(at, idle_max, 0);
-        let backend = Arc::new(match address.clone() {
+        let backend = Arc::new(match server.address.clone() {
             BackendAddress::Unix(name) => new(At::Unix(name)),
             BackendAddress::Tcp(address) => new(At::Tcp(address)),
             BackendAddress::Tls(address, tls) => new(At::Tcp(address)).with_tls(tls),
         });
         Member {
             number,
-            address,
+            server,
             name: backend.name().into(),
             backend,
             active: AtomicUsize::new(0),
@@ -140,12 +140,12 @@ impl Upstream {
     }
 
     /// Returns the same backends, except for those with a number from `first` on, which are these instead.
-    fn with(&self, first: usize, addresses: Vec<(usize, BackendAddress)>, idle_max: usize) -> Upstream {
+    fn with(&self, first: usize, named: Vec<(usize, BackendServer)>, idle_max: usize) -> Upstream {
         let fixed = self.members.iter().filter(|member| member.number < first).cloned();
-        let named = addresses.into_iter().map(|(number, address)| {
-            let is_it = |known: &&Arc<Member>| (known.number, &known.address) == (number, &address);
+        let named = named.into_iter().map(|(number, server)| {
+            let is_it = |known: &&Arc<Member>| (known.number, &known.server) == (number, &server);
             let known = self.members.iter().find(is_it).cloned();
-            known.unwrap_or_else(|| Arc::new(Member::new(number, address, idle_max)))
+            known.unwrap_or_else(|| Arc::new(Member::new(number, server, idle_max)))
         });
         let (settings, health) = (self.settings.clone(), self.health.clone());
         Upstream { start: self.start, ..Upstream::new(fixed.chain(named).collect(), settings, health) }
@@ -181,24 +181,41 @@ impl Upstream {
         let untried = || (0..self.members.len()).filter(move |member| tried & (1 << member) == 0);
         let down = self.health().map_or(0, Health::down);
         let is_healthy = |member: &usize| down & 1 << self.members[*member].number == 0;
-        if let Some(trial) = untried().filter(is_healthy).find(|&member| self.takes_trial(member, now_ms)) {
+        let is_up = |member: &usize| is_healthy(member) && self.members[*member].retry_ms.load(Ordering::Relaxed) == 0;
+        let share = |member: usize| self.members[member].server.share;
+        let is_primary = |member: &usize| !share(*member).is_backup;
+        // Backups, if there is no other.
+        let needs_backups = !untried().filter(is_primary).any(|member| is_up(&member));
+        let in_line = || untried().filter(|member| needs_backups || is_primary(member));
+        if let Some(trial) = in_line().filter(is_healthy).find(|&member| self.takes_trial(member, now_ms)) {
             return Some(trial);
         }
-        let is_up = |member: &usize| is_healthy(member) && self.members[*member].retry_ms.load(Ordering::Relaxed) == 0;
-        let up: Vec<usize> = untried().filter(is_up).collect();
-        let candidates = if up.is_empty() { untried().collect() } else { up };
+        let mut candidates: Vec<usize> = in_line().filter(is_up).collect();
         if candidates.is_empty() {
-            return None;
+            candidates = untried().filter(is_primary).collect();
         }
-        let turn = self.next.fetch_add(1, Ordering::Relaxed) % candidates.len();
-        let active = |member: usize| self.members[member].active.load(Ordering::Relaxed);
-        let in_turn = candidates[turn..].iter().chain(&candidates[..turn]).copied();
+        if candidates.is_empty() {
+            candidates = untried().collect();
+        }
+        let weight = |member: usize| u64::from(share(member).weight);
+        let turn = in_turn(&candidates, weight, self.next.fetch_add(1, Ordering::Relaxed))?;
+        let active = |member: usize| self.members[member].active.load(Ordering::Relaxed) as u64;
         match self.settings.balance {
             Balance::RoundRobin => Some(candidates[turn]),
             // Of equals the next in turn.
-            Balance::LeastConnections => in_turn.min_by_key(|&member| active(member)),
-            // The backend with the highest hash: if one is out of service, only its requests go elsewhere.
-            Balance::Hash => candidates.iter().copied().max_by_key(|&member| weight(key, &self.members[member].name)),
+            Balance::LeastConnections => {
+                let from_turn = candidates[turn..].iter().chain(&candidates[..turn]).copied();
+                // Those in progress in proportion to the weight, compared without a division.
+                from_turn.reduce(|best, member| match active(member) * weight(best) < active(best) * weight(member) {
+                    true => member,
+                    false => best,
+                })
+            }
+            // The backend with the highest score: if one is out of service, only its requests go elsewhere.
+            Balance::Hash => {
+                let score = |member: usize| score(key, &self.members[member].name, share(member).weight);
+                candidates.iter().copied().max_by(|&one, &other| score(one).total_cmp(&score(other)))
+            }
         }
     }
 
@@ -286,21 +303,47 @@ impl Drop for InUse {
     }
 }
 
-/// Rendezvous hashing (Thaler and Ravishankar, 1998). The hasher has fixed keys, so that all loops and processes agree.
-fn weight(key: &[u8], backend: &str) -> u64 {
+/// Returns the index of the one whose turn it is. In a round of as many turns as the sum of the weights each has its share of them,
+/// and they alternate: the step between two turns is about the golden section of the round, and has no common factor with it.
+fn in_turn(candidates: &[usize], weight: impl Fn(usize) -> u64, count: usize) -> Option<usize> {
+    let round: u64 = candidates.iter().map(|&member| weight(member)).sum();
+    let step = (round * 618 / 1000..).find(|&step| gcd(step, round) == 1)?;
+    let mut place = (count as u64 % round.max(1)) * step % round.max(1);
+    candidates.iter().position(|&member| {
+        let is_it = place < weight(member);
+        place = place.saturating_sub(weight(member));
+        is_it
+    })
+}
+
+fn gcd(one: u64, other: u64) -> u64 {
+    if other == 0 { one } else { gcd(other, one % other) }
+}
+
+/// Weighted rendezvous hashing (Thaler and Ravishankar, 1998; the weights as in draft-ietf-bess-weighted-hrw). The hasher has fixed keys,
+/// so that all loops and processes agree.
+fn score(key: &[u8], backend: &str, weight: u16) -> f64 {
     let mut hasher = DefaultHasher::new();
     (key, backend).hash(&mut hasher);
-    hasher.finish()
+    // Between 0 and 1, without both.
+    let uniform = ((hasher.finish() >> 12) as f64 + 0.5) / (1_u64 << 52) as f64;
+    -f64::from(weight) / uniform.ln()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::settings::Share;
     use std::net::SocketAddr;
     use std::time::Duration;
 
-    fn address(number: usize) -> BackendAddress {
-        BackendAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], number as u16 + 1)))
+    fn address(number: usize) -> BackendServer {
+        shared(number, Share::default())
+    }
+
+    fn shared(number: usize, share: Share) -> BackendServer {
+        let address = BackendAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], number as u16 + 1)));
+        BackendServer { address, share }
     }
 
     fn checked(count: usize, balance: Balance, failure_timeout: Duration, health: Option<Health>) -> Upstream {
@@ -425,6 +468,61 @@ mod tests {
         let position = held.iter().position(|held| held.member == 1).unwrap();
         held.remove(position);
         assert_eq!(upstream.pick(0, b""), Some(1));
+    }
+
+    fn weighted(balance: Balance, shares: &[(u16, bool)]) -> Arc<Upstream> {
+        let settings =
+            UpstreamSettings { balance, max_failures: 1, failure_timeout: LONG, ..UpstreamSettings::default() };
+        let member = |(number, &(weight, is_backup))| {
+            Arc::new(Member::new(number, shared(number, Share { weight, is_backup }), 0))
+        };
+        Arc::new(Upstream::new(shares.iter().enumerate().map(member).collect(), settings, None))
+    }
+
+    #[test]
+    fn requests_are_shared_by_weight() {
+        let upstream = weighted(Balance::RoundRobin, &[(5, false), (1, false), (2, false)]);
+        assert_eq!(counts(&upstream, 8), [5, 1, 2]);
+        // They alternate: never more than two in succession for a bit more than half of them.
+        let picks: Vec<usize> = (0..80).map(|_| upstream.pick(0, b"").unwrap()).collect();
+        let longest = picks.chunk_by(|one, other| one == other).map(<[usize]>::len).max();
+        assert!(longest <= Some(3), "{picks:?}");
+        upstream.note_failure(0);
+        assert_eq!(counts(&upstream, 9), [0, 3, 6]);
+        let large = weighted(Balance::RoundRobin, &[(1000, false), (999, false), (1, false)]);
+        assert_eq!(counts(&large, 4000), [2000, 1998, 2]);
+
+        let upstream = weighted(Balance::LeastConnections, &[(4, false), (2, false)]);
+        let _held: Vec<InUse> = (0..12).map(|_| InUse::new(&upstream, upstream.pick(0, b"").unwrap())).collect();
+        let active: Vec<usize> = upstream.members.iter().map(|member| member.active.load(Ordering::Relaxed)).collect();
+        assert_eq!(active, [8, 4]);
+
+        let upstream = weighted(Balance::Hash, &[(1, false), (3, false)]);
+        let second = (0..4000_u32).filter(|n| upstream.pick(0, &n.to_be_bytes()) == Some(1)).count();
+        assert!((2850..3150).contains(&second), "{second}");
+    }
+
+    #[test]
+    fn backups_get_requests_while_no_other_is_in_service() {
+        for balance in [Balance::RoundRobin, Balance::LeastConnections, Balance::Hash] {
+            let upstream = weighted(balance, &[(1, false), (1, true), (1, false)]);
+            assert_eq!(counts(&upstream, 12)[1], 0);
+            upstream.note_failure(0);
+            assert_eq!(counts(&upstream, 6), [0, 0, 6]);
+            upstream.note_failure(2);
+            assert_eq!(counts(&upstream, 6), [0, 6, 0]);
+            // Nobody is: the others first.
+            upstream.note_failure(1);
+            assert_eq!(counts(&upstream, 6)[1], 0);
+            assert_eq!(upstream.pick(0b101, b""), Some(1));
+            assert!(upstream.note_success(2));
+            // It is not tried either, although its time is over.
+            upstream.members[1].retry_ms.store(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(2));
+            assert_eq!(counts(&upstream, 6), [0, 0, 6]);
+            upstream.note_failure(2);
+            assert_eq!(counts(&upstream, 1), [0, 1, 0]);
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use super::checked::Checker;
 use super::file::AppTable;
 use super::read::Node;
-use super::settings::{AppKind, BACKENDS_MAX, BackendAddress, NamedServer, UpstreamSettings};
+use super::settings::{AppKind, BACKENDS_MAX, BackendAddress, BackendServer, NamedServer, Share, UpstreamSettings};
 use crate::app::names;
 use crate::backend_tls::{BackendTls, TlsKeys, UnusableKeys};
 
@@ -16,13 +16,13 @@ impl Checker<'_> {
         let found = self.backend_addresses(app, &mut urls, node);
         let count = urls.len();
         app.http = Some(urls);
-        let (addresses, names) = found?;
+        let (servers, names) = found?;
         if !(1..=BACKENDS_MAX).contains(&count) {
             let message = format!("`http` has {count} addresses");
             self.findings.at(node.get("http").span(), message, format!("write 1 to {BACKENDS_MAX} addresses"));
             return None;
         }
-        Some(AppKind::Http(Box::new(UpstreamSettings { addresses, names, ..UpstreamSettings::default() })))
+        Some(AppKind::Http(Box::new(UpstreamSettings { servers, names, ..UpstreamSettings::default() })))
     }
 
     fn backend_addresses(
@@ -30,21 +30,22 @@ impl Checker<'_> {
         app: &mut AppTable,
         urls: &mut [Box<str>],
         node: Node<'_>,
-    ) -> Option<(Vec<BackendAddress>, Vec<NamedServer>)> {
+    ) -> Option<(Vec<BackendServer>, Vec<NamedServer>)> {
         let tls = self.backend_tls(app, urls, node)?;
         let node = node.get("http");
         let list: Vec<Node<'_>> = node.elements().collect();
         let nodes = if list.is_empty() { vec![node] } else { list };
-        let (mut addresses, mut names) = (Vec::new(), Vec::new());
+        let (mut servers, mut names) = (Vec::new(), Vec::new());
         for (url, node) in urls.iter_mut().zip(nodes) {
-            if let Some(name) = url.strip_prefix("unix:") {
+            let (at, share) = Share::split(url);
+            if let Some(name) = at.strip_prefix("unix:") {
                 let path = self.folder.join(name);
-                *url = format!("unix:{}", path.display()).into();
-                addresses.push(BackendAddress::Unix(path));
+                *url = format!("unix:{}{share}", path.display()).into();
+                servers.push(BackendServer { address: BackendAddress::Unix(path), share });
                 continue;
             }
-            let secure = url.strip_prefix("https://");
-            let at = secure.unwrap_or(url);
+            let secure = at.strip_prefix("https://");
+            let at = secure.unwrap_or(at);
             let tls = match tls.as_ref().filter(|_| secure.is_some()) {
                 None => None,
                 Some(tls) => {
@@ -57,19 +58,22 @@ impl Checker<'_> {
                     Some(named)
                 }
             };
-            match at.parse::<SocketAddr>() {
-                Ok(address) => addresses.push(match tls {
-                    Some(tls) => BackendAddress::Tls(address, tls),
-                    None => BackendAddress::Tcp(address),
-                }),
-                // It may be known later.
-                Err(_) => {
-                    let addresses = names::resolve(at).unwrap_or_default();
-                    names.push(NamedServer { at: at.into(), tls, addresses });
-                }
+            let known = at.parse::<SocketAddr>();
+            // A name may be known later.
+            let addresses = known.as_ref().map_or_else(|_| names::resolve(at).unwrap_or_default(), |_| Vec::new());
+            let named = NamedServer { at: at.into(), tls, share, addresses };
+            match known {
+                Ok(address) => servers.push(named.reached_at(address)),
+                Err(_) => names.push(named),
             }
         }
-        Some((addresses, names))
+        let mut shares = servers.iter().map(|server| server.share).chain(names.iter().map(|named| named.share));
+        if !urls.is_empty() && shares.all(|share| share.is_backup) {
+            let help = "remove `backup` from one of them: backups get requests while no other server is in service";
+            self.findings.at(node.span(), "all addresses of `http` are backups", help);
+            return None;
+        }
+        Some((servers, names))
     }
 
     /// Reads how sessions with `https` servers begin. `None`: there is an error.

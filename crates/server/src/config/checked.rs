@@ -1038,7 +1038,7 @@ impl Checker<'_> {
         let max_failures = *app.max_failures.get_or_insert(default.max_failures as usize) as u32;
         let hash_field = app.hash_field.clone();
         if let Some(AppKind::Http(settings)) = kind {
-            let (addresses, names) = (std::mem::take(&mut settings.addresses), std::mem::take(&mut settings.names));
+            let (servers, names) = (std::mem::take(&mut settings.servers), std::mem::take(&mut settings.names));
             if let Some(place) = node.get("resolve").place().filter(|_| names.is_empty()) {
                 let help = "remove it: no address of `http` has a name";
                 self.findings.at(place, "`resolve` has no effect without a name", help);
@@ -1051,12 +1051,12 @@ impl Checker<'_> {
                     format!("`timeout` ({:?}) is longer than `interval` ({:?})", check.timeout, check.interval);
                 self.findings.at(node.get("health").span(), message, "lower `timeout`, or raise `interval`");
             }
-            if let Some(place) = node.get("health").place().filter(|_| addresses.len() == 1 && names.is_empty()) {
+            if let Some(place) = node.get("health").place().filter(|_| servers.len() == 1 && names.is_empty()) {
                 let help = "remove it: a single server gets all requests, whatever its state";
                 self.findings.at(place, "`health` has no effect for a single server", help);
             }
             **settings = UpstreamSettings {
-                addresses,
+                servers,
                 names,
                 resolve,
                 balance,

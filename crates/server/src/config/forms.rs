@@ -9,7 +9,7 @@ use amped_http::uri::host_of;
 use amped_units::{Form, forms};
 use rustls::pki_types::ServerName;
 
-use super::settings::{number, parse_listen};
+use super::settings::{Share, number, parse_listen};
 
 /// Parses a status of an error, such as `404`, or a class of them: `4xx` or `5xx`.
 pub(super) fn error_statuses(text: &str) -> Option<RangeInclusive<u16>> {
@@ -98,10 +98,11 @@ forms! {
         "is neither a socket nor an address and port",
         "write `unix:/run/php/php-fpm.sock`, or an address and port such as `127.0.0.1:9000`";
 
-    /// Socket or address of a server that speaks HTTP, kept without `http://`.
-    BackendUrl: |text| is_backend(bare_url(text)) => bare_url(text),
+    /// Socket or address of a server that speaks HTTP, kept without `http://`, and its share of the requests.
+    BackendUrl: |text| is_backend(bare_url(Share::split(text).0)) => backend_url(text),
         "is neither a socket nor a host and port",
-        "write a host and port without a path, such as `127.0.0.1:3000`, `localhost:3000` or `https://app.internal:8443`, or `unix:/run/app.sock`";
+        "write a host and port without a path, such as `127.0.0.1:3000`, `localhost:3000` or `https://app.internal:8443`, or `unix:/run/app.sock`; \
+         then perhaps `weight=2` (1 to 1000) or `backup`";
 
     /// Name in the certificate of a server.
     ServerNameText: |text| ServerName::try_from(text).is_ok() => text,
@@ -121,6 +122,11 @@ fn bare_url(text: &str) -> &str {
     let text = text.trim();
     let url = text.strip_prefix("http://").or_else(|| text.starts_with("https://").then_some(text));
     url.map_or(text, |url| url.strip_suffix('/').unwrap_or(url))
+}
+
+fn backend_url(text: &str) -> String {
+    let (url, share) = Share::split(text);
+    format!("{}{share}", bare_url(url))
 }
 
 fn is_backend(text: &str) -> bool {

@@ -21,7 +21,7 @@ use x509_cert::der::{self, Decode, oid::ObjectIdentifier};
 use x509_cert::ext::pkix::{SubjectAltName, name::GeneralName};
 
 use super::checked::Settings;
-use super::settings::{AppKind, BackendAddress, Listen, NamedServer, UpstreamSettings};
+use super::settings::{AppKind, BackendAddress, BackendServer, Listen, NamedServer, UpstreamSettings};
 use crate::backend_tls::{BackendTls, explain, unverified};
 use crate::certificate::Staple;
 use crate::client_auth::ClientAuth;
@@ -106,7 +106,8 @@ fn review_backends(text: &mut String, pattern: &str, upstream: &UpstreamSettings
             named.at
         );
     }
-    for address in upstream.addresses.iter().cloned().chain(upstream.names.iter().flat_map(NamedServer::known)) {
+    for server in upstream.servers.iter().cloned().chain(upstream.names.iter().flat_map(NamedServer::known)) {
+        let BackendServer { address, share } = server;
         let (shown, result) = match &address {
             BackendAddress::Unix(path) => {
                 (format!("unix:{}", path.display()), local::connect(path, REACH_TIMEOUT).map(drop))
@@ -117,7 +118,7 @@ fn review_backends(text: &mut String, pattern: &str, upstream: &UpstreamSettings
             BackendAddress::Tls(address, tls) => (format!("https://{address}"), begin_session(address, tls)),
         };
         let _ = match result {
-            Ok(()) => writeln!(text, "{pattern}: forwarded to {shown}"),
+            Ok(()) => writeln!(text, "{pattern}: forwarded to {shown}{share}"),
             Err(error) => {
                 writeln!(text, "warning: {pattern}: cannot connect to {shown}: {error}; start the server there")
             }
@@ -324,6 +325,7 @@ fn covers(names: &[String], host: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::settings::Share;
     use super::*;
     use crate::backend_tls::TlsKeys;
     use rcgen::{CertificateParams, CustomExtension, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
@@ -364,23 +366,24 @@ mod tests {
     fn unreachable_and_distant_backends_are_reported() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let open = listener.local_addr().unwrap();
-        let addresses = vec![BackendAddress::Tcp(open), BackendAddress::Unix("/none/socket".into())];
+        let server = |address| BackendServer { address, share: Share { weight: 2, is_backup: true } };
+        let servers = vec![server(BackendAddress::Tcp(open)), server(BackendAddress::Unix("/none/socket".into()))];
         let mut text = String::new();
         let listen = [Listen {
             address: ([0, 0, 0, 0], open.port()).into(),
             start: crate::config::settings::ConnectionStart::default(),
         }];
-        review_backends(&mut text, "/app", &UpstreamSettings { addresses, ..UpstreamSettings::default() }, &listen);
+        review_backends(&mut text, "/app", &UpstreamSettings { servers, ..UpstreamSettings::default() }, &listen);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[0], format!("/app: forwarded to {open}"));
+        assert_eq!(lines[0], format!("/app: forwarded to {open} weight=2 backup"));
         assert!(lines[1].starts_with(&format!("warning: /app: {open} is this server")), "{text}");
         assert!(lines[2].starts_with("warning: /app: cannot connect to unix:/none/socket: "), "{text}");
         // It ends the connection, which is not how a handshake begins.
         std::thread::spawn(move || listener.incoming().for_each(drop));
         let keys = TlsKeys { ca: None, own: None, verify: false };
-        let addresses = vec![BackendAddress::Tls(open, BackendTls::read(keys).unwrap())];
+        let servers = vec![server(BackendAddress::Tls(open, BackendTls::read(keys).unwrap()))];
         let mut text = String::new();
-        review_backends(&mut text, "/app", &UpstreamSettings { addresses, ..UpstreamSettings::default() }, &[]);
+        review_backends(&mut text, "/app", &UpstreamSettings { servers, ..UpstreamSettings::default() }, &[]);
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[0].starts_with(&format!("warning: /app: cannot connect to https://{open}: ")), "{text}");
         assert!(lines[1].contains("is not verified"), "{text}");

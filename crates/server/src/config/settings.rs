@@ -84,8 +84,8 @@ pub enum AppKind {
 /// The servers behind a rule, and how requests are forwarded to them.
 #[derive(Clone, Debug, PartialEq, Eq, SmartDefault)]
 pub struct UpstreamSettings {
-    /// The addresses of those without a name; together with `names`, 1 to [`BACKENDS_MAX`].
-    pub addresses: Vec<BackendAddress>,
+    /// Those without a name; together with `names`, 1 to [`BACKENDS_MAX`].
+    pub servers: Vec<BackendServer>,
     /// Those with a name.
     pub names: Vec<NamedServer>,
     /// The interval at which names are resolved again.
@@ -157,6 +157,61 @@ fn three() -> usize {
 /// Maximum backends of a rule: a set of them is a word.
 pub const BACKENDS_MAX: usize = 64;
 
+/// A server behind this one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendServer {
+    /// Where it is.
+    pub address: BackendAddress,
+    /// Its share of the requests.
+    pub share: Share,
+}
+
+/// Which part of the requests one of several servers gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// How many requests it gets in proportion to the others, 1 to [`WEIGHT_MAX`].
+    pub weight: u16,
+    /// It gets requests only while no other one is in service.
+    pub is_backup: bool,
+}
+
+impl Default for Share {
+    fn default() -> Share {
+        Share { weight: 1, is_backup: false }
+    }
+}
+
+/// Maximum weight of a server.
+pub const WEIGHT_MAX: u16 = 1000;
+
+impl Share {
+    /// Splits an address of `http` from the words after it, such as `weight=2` and `backup`.
+    pub fn split(text: &str) -> (&str, Share) {
+        let (mut address, mut share) = (text.trim(), Share::default());
+        while let Some((before, word)) = address.rsplit_once(' ') {
+            let weight =
+                word.strip_prefix("weight=").and_then(number).filter(|weight| (1..=WEIGHT_MAX).contains(weight));
+            match weight {
+                Some(weight) => share.weight = weight,
+                None if word == "backup" => share.is_backup = true,
+                None => break,
+            }
+            address = before.trim_end();
+        }
+        (address, share)
+    }
+}
+
+/// Appends the words that are not the default, as they follow an address.
+impl fmt::Display for Share {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.weight > 1 {
+            write!(formatter, " weight={}", self.weight)?;
+        }
+        if self.is_backup { formatter.write_str(" backup") } else { Ok(()) }
+    }
+}
+
 /// The address of a server behind this one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackendAddress {
@@ -175,21 +230,24 @@ pub struct NamedServer {
     pub at: Box<str>,
     /// How TLS sessions with it begin, if it uses TLS.
     pub tls: Option<BackendTls>,
+    /// The share of each of its addresses.
+    pub share: Share,
     /// Its addresses when the configuration was read; none if it could not be resolved.
     pub addresses: Vec<SocketAddr>,
 }
 
 impl NamedServer {
     /// Returns how one of its addresses is reached.
-    pub fn reached_at(&self, address: SocketAddr) -> BackendAddress {
-        match &self.tls {
+    pub fn reached_at(&self, address: SocketAddr) -> BackendServer {
+        let address = match &self.tls {
             Some(tls) => BackendAddress::Tls(address, tls.clone()),
             None => BackendAddress::Tcp(address),
-        }
+        };
+        BackendServer { address, share: self.share }
     }
 
     /// Returns its addresses when the configuration was read.
-    pub fn known(&self) -> impl Iterator<Item = BackendAddress> {
+    pub fn known(&self) -> impl Iterator<Item = BackendServer> {
         self.addresses.iter().map(|&address| self.reached_at(address))
     }
 }
@@ -197,7 +255,7 @@ impl NamedServer {
 /// Two are the same server, whatever addresses it has at the moment.
 impl PartialEq for NamedServer {
     fn eq(&self, other: &NamedServer) -> bool {
-        (&self.at, &self.tls) == (&other.at, &other.tls)
+        (&self.at, &self.tls, self.share) == (&other.at, &other.tls, other.share)
     }
 }
 

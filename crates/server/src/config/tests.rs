@@ -332,8 +332,17 @@ fn backends_are_configured_with_defaults() {
     assert_eq!((&http.host, times), (&None, (7, 3600)));
     let settings = read("['unix:a.sock', '[::1]:1', '127.0.0.1:2']\nbalance = 'hash'\nhash_field = 'X-User'");
     let AppKind::Http(upstream) = &settings.apps[0][0].kind else { panic!() };
-    assert_eq!(upstream.addresses[0], BackendAddress::Unix("/srv/none/a.sock".into()));
-    assert_eq!((upstream.addresses.len(), upstream.hash_field.as_deref()), (3, Some("X-User")));
+    assert_eq!(upstream.servers[0].address, BackendAddress::Unix("/srv/none/a.sock".into()));
+    assert_eq!((upstream.servers.len(), upstream.hash_field.as_deref()), (3, Some("X-User")));
+    let settings =
+        read("['unix:a b.sock  weight=2', 'http://127.0.0.1:2/ backup weight=1000', 'localhost:3 weight=7']");
+    let AppKind::Http(upstream) = &settings.apps[0][0].kind else { panic!() };
+    assert_eq!(upstream.servers[0].address, BackendAddress::Unix("/srv/none/a b.sock".into()));
+    let shares: Vec<String> = upstream.servers.iter().map(|server| server.share.to_string()).collect();
+    assert_eq!(
+        (&shares[..], upstream.names[0].share.weight),
+        (&[" weight=2".into(), " weight=1000 backup".into()][..], 7)
+    );
 }
 
 #[test]
@@ -342,7 +351,7 @@ fn each_backend_has_tls_or_not() {
     let read = |keys: &str| read(&[text, keys].concat()).unwrap_or_else(|error| panic!("{error}"));
     let addresses = |keys: &str| {
         let AppKind::Http(upstream) = &read(keys).apps[0][0].kind else { panic!() };
-        upstream.addresses.clone()
+        upstream.servers.iter().map(|server| server.address.clone()).collect::<Vec<_>>()
     };
     let found = addresses("");
     let [BackendAddress::Tls(address, tls), BackendAddress::Tcp(plain)] = &found[..] else { panic!("{found:?}") };

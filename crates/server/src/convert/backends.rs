@@ -13,6 +13,7 @@ use super::paths::Paths;
 use super::rewrite::field_name;
 use super::scope::{Http, Scope};
 use super::tree::Directive;
+use crate::config::settings::Share;
 
 /// A backend, for the paths of a pattern. `paths`: those of its location. `is_asked`: it authorises requests.
 pub(super) fn proxy(
@@ -229,8 +230,8 @@ fn balance(page: &mut Page, site: &mut SitePage, table: &mut Value, upstream: &D
         match line.name.as_str() {
             "server" if line.args.iter().any(|word| word == "down") => {}
             "server" => {
-                servers.push(url(line.arg(0), 80, has_tls));
-                server_options(page, site, table, line);
+                let share = server_options(page, site, table, line);
+                servers.push(format!("{}{share}", url(line.arg(0), 80, has_tls)));
             }
             "least_conn" => table["balance"] = "least-connections".into(),
             "ip_hash" => table["balance"] = "hash".into(),
@@ -252,7 +253,9 @@ fn balance(page: &mut Page, site: &mut SitePage, table: &mut Value, upstream: &D
     table["http"] = json!(servers);
 }
 
-fn server_options(page: &mut Page, site: &mut SitePage, table: &mut Value, line: &Directive) {
+/// The options of a server. Returns its share of the requests.
+fn server_options(page: &mut Page, site: &mut SitePage, table: &mut Value, line: &Directive) -> Share {
+    let mut share = Share::default();
     for word in line.args.iter().skip(1) {
         match word.split_once('=') {
             // 0: it is never taken out.
@@ -263,10 +266,15 @@ fn server_options(page: &mut Page, site: &mut SitePage, table: &mut Value, line:
                     table["failure_timeout"] = time.into();
                 }
             }
-            Some(("weight", "1")) => {}
-            _ => page.note_here(site, line, &format!("all servers are equal; there is no `{word}`")),
+            _ => match Share::split(&format!("_ {word}")) {
+                ("_", Share { weight, is_backup }) => {
+                    share = Share { weight: weight.max(share.weight), is_backup: is_backup || share.is_backup };
+                }
+                _ => page.note_here(site, line, &format!("servers have no `{word}`")),
+            },
         }
     }
+    share
 }
 
 /// Keys that all applications have, by the beginning of the names of their directives.
