@@ -176,7 +176,10 @@ pub(crate) fn plot(id: &str, plot: &Plot, whose: Legend) -> String {
     for tick in &x_axis.ticks {
         segment(&mut out, (x(*tick), bottom), (x(*tick), bottom + 5.0), "class=\"frame\"");
         let label = match &plot.x {
-            Scale::Names(names) => cut(names.get(*tick as usize).map_or("", String::as_str), SLANTED_MAX),
+            Scale::Names(names) => {
+                let name = names.get(*tick as usize).map_or("", String::as_str);
+                if below > 0.0 { cut(name, SLANTED_MAX) } else { name.to_owned() }
+            }
             Scale::Linear | Scale::Logarithmic => number(*tick),
         };
         if below > 0.0 {
@@ -712,6 +715,17 @@ mod tests {
         // An infinite value at the end of a curve is not drawn.
         let path = svg.split("<path d=\"M").find(|part| part.contains("stroke-width=\"2\"/>")).unwrap();
         assert_eq!(path.split_once('"').unwrap().0.matches('L').count(), 1, "{path}");
+    }
+
+    #[test]
+    fn names_below_axis_are_whole_if_they_have_room() {
+        let named = |names: &[&str]| {
+            let names = names.iter().map(|&name| name.to_owned()).collect();
+            plot("f", &Plot { x: Scale::Names(names), ..sample() }, Legend::Own)
+        };
+        assert!(named(&["local", "10 times the local copies"]).contains(">10 times the local copies</text>"));
+        let crowded = named(&["one", "two", "three", "four", "10 times the local copies"]);
+        assert!(crowded.contains(">10 times the local cop…</text>"), "{crowded}");
     }
 
     #[test]
