@@ -92,6 +92,44 @@ fn authorized_requests_are_served_and_others_denied() {
 }
 
 #[test]
+fn browser_without_session_is_sent_to_login_page() {
+    let site = Site::new();
+    site.file("a b.txt", "static");
+    let (authorizer, _) = authorizer();
+    let toml = |login: &str| {
+        format!(
+            "[[site.authorize]]\ndirectory = \"/\"\nrequest = \"/auth\"\nlogin = {login:?}\n\
+             [[site.authorize]]\ndirectory = \"/login/\"\n[[site.app]]\nmatch = \"/auth\"\nhttp = [\"{}\"]\n",
+            authorizer.address
+        )
+    };
+    let server = Server::with_site(&site, &toml("/login/?rd=$request_uri&x=1"));
+    let mut client = server.connect();
+    let browser = ("Sec-Fetch-Mode", "navigate");
+    for fields in [&[][..], &[browser], &[browser, ("Cookie", "nobody")]] {
+        let moved = client.request("GET", "/a%20b.txt?q=1&r=%22", fields);
+        let shown = ["Location", "WWW-Authenticate", "Cache-Control"].map(|name| moved.field(name));
+        let location = "/login/?rd=/a%2520b.txt%3Fq%3D1%26r%3D%2522&x=1";
+        assert_eq!((moved.status, shown), (302, [Some(location), None, Some("no-store")]));
+    }
+    // Scripts of a page take the status as it is, and so do clients that send something.
+    assert_eq!(client.request("GET", "/a%20b.txt", &[("Sec-Fetch-Mode", "cors")]).status, 401);
+    let posted = client.request("POST", "/a%20b.txt", &[browser, ("Content-Length", "0")]);
+    assert_eq!((posted.status, posted.field("WWW-Authenticate")), (401, Some("Bearer")));
+    // The application's own redirect and its refusal stand.
+    let moved = client.request("GET", "/a%20b.txt", &[("Cookie", "moved")]);
+    assert_eq!(moved.field("Location"), Some("https://login.example/?rd=x"));
+    assert_eq!(client.request("GET", "/a%20b.txt", &[("Cookie", "stranger")]).status, 403);
+    assert_eq!(client.request("GET", "/a%20b.txt", &[("Cookie", "ann")]).text(), "static");
+    drop(server);
+    let server = Server::with_site(&site, &toml("https://sso.example/in?rd=$scheme://$host$request_uri"));
+    let moved = server.connect().request("GET", "/a%20b.txt", &[("Host", "x.example:81")]);
+    let scheme = if is_secure() { "https" } else { "http" };
+    let expected = format!("https://sso.example/in?rd={scheme}://x.example%3A81/a%2520b.txt");
+    assert_eq!(moved.field("Location"), Some(&*expected));
+}
+
+#[test]
 fn authorizer_that_cannot_be_reached_denies_everything() {
     let (site, app) = (Site::new(), Backend::echo());
     let (authorizer, _) = authorizer();

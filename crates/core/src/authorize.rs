@@ -12,6 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::forms::{AuthorizedFieldName, DeniedFieldName, FolderPath, HealthPath};
+use crate::login::LoginUrl;
 
 /// Directory whose requests an application authorises first (single sign-on; `auth_request` of nginx)
 ///
@@ -39,6 +40,13 @@ pub struct AuthorizeRule {
     #[serde(default, deserialize_with = "AuthorizedFieldName::text")]
     #[schemars(example = "Remote-User")]
     pub user: Option<Box<str>>,
+    /// Login page to which a browser is sent that the application denies with 401, without a Location of its own; default: it gets 401
+    ///
+    /// A path or URL, in which `$scheme`, `$host` and `$request_uri` are those of the request, encoded as values of a query. Only page loads by GET are
+    /// redirected (Sec-Fetch-Mode `navigate`, or none); scripts get 401.
+    #[serde(default, deserialize_with = "LoginUrl::text")]
+    #[schemars(example = "/oauth2/sign_in?rd=$request_uri")]
+    pub login: Option<Box<str>>,
     /// Fields of a denial that the client gets
     #[serde(default = "denial_fields", deserialize_with = "DeniedFieldName::list")]
     pub copy_to_client: Vec<Box<str>>,

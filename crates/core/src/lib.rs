@@ -55,6 +55,7 @@ pub mod http2;
 pub mod json;
 pub mod limits;
 pub mod listing;
+pub mod login;
 pub mod network;
 mod pace;
 pub mod pacer;

@@ -193,6 +193,11 @@ impl Site {
         covering.max_by_key(|(_, rule)| rule.directory.len()).filter(|(_, rule)| rule.request.is_some())
     }
 
+    /// Whether an application authorises requests for this path, unless a route rewrites it.
+    pub fn needs_authorization(&self, path: &[u8]) -> bool {
+        self.authorization_at(path).is_some()
+    }
+
     /// What `of` finds for this path, and for the one that a route substitutes for it.
     fn of_both<T>(&self, path: &[u8], request: &Request<'_>, of: impl Fn(&[u8]) -> Option<T>) -> [Option<T>; 2] {
         let meant = match self.routed(path, request) {
@@ -204,7 +209,7 @@ impl Site {
 
     /// Whether only some clients get what is at this path, if they request it by its name.
     pub fn is_protected(&self, path: &[u8]) -> bool {
-        self.guard_at(path).is_some() || self.authorization_at(path).is_some()
+        self.guard_at(path).is_some() || self.needs_authorization(path)
     }
 
     /// Whether a client with this address may access this path: of nested directories the innermost rule decides. If a

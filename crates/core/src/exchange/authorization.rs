@@ -10,6 +10,7 @@ use core::time::Duration;
 
 use amped_http::cgi::{self, BadScript};
 use amped_http::h1::request::{self, Framing, HeadLimits, OwnedRequest, Request};
+use amped_http::method::Method;
 use amped_http::status::Status;
 use amped_http::text;
 use amped_http::uri::{self, Target};
@@ -20,6 +21,7 @@ use crate::authorize::AuthorizeRule;
 use crate::decide::PreparedResponse;
 use crate::event::{Action, Ticket};
 use crate::file::FileHandle;
+use crate::login::{self, Variable};
 use crate::plan::Resolved;
 use crate::record::Outcome;
 use crate::reply;
@@ -55,6 +57,13 @@ pub(super) struct Denial {
 }
 
 impl Denial {
+    /// A redirect to a login page in its place.
+    fn into_redirect(mut self, login: Vec<u8>) -> Denial {
+        self.fields.retain(|(name, _)| !name.eq_ignore_ascii_case("WWW-Authenticate"));
+        self.fields.push(("Location".into(), login.into()));
+        Denial { status: Status::FOUND, ..self }
+    }
+
     /// The response.
     pub(super) fn reply<F: FileHandle>(
         &self,
@@ -142,7 +151,13 @@ impl Authorization {
                 let is_copied = |name: &str| rule.copy_to_client.iter().any(|known| known.eq_ignore_ascii_case(name));
                 let fields = answer.fields.iter().filter(|(name, _)| is_copied(name));
                 let fields = fields.map(|&(name, value)| (Box::from(name), Box::from(value))).collect();
-                Ruling::Denied(Denial { status, fields })
+                let denial = Denial { status, fields };
+                let is_answered = status != Status::UNAUTHORIZED || answer.location.is_some();
+                let login = if is_answered { None } else { login_for(rule, (&request, head), &resolved.requested) };
+                Ruling::Denied(match login {
+                    Some(login) => denial.into_redirect(login),
+                    None => denial,
+                })
             }
             _ => Ruling::Failed("the authorization has another status than 2xx, 401, 403 or a redirect"),
         })
@@ -161,6 +176,27 @@ fn uri_of(request: &Request<'_>, requested: &[u8]) -> Vec<u8> {
         }
         Target::Asterisk | Target::Authority(_) => request.target_text.to_vec(),
     }
+}
+
+/// The address of the login page for a request that is not authorised; `None` without one, or if no browser loads a page by it: a
+/// script could not use the login page, and takes 401 as it is.
+fn login_for(rule: &AuthorizeRule, (request, head): (&Request<'_>, &[u8]), requested: &[u8]) -> Option<Vec<u8>> {
+    let address = rule.login.as_deref()?;
+    let field = |wanted: &str| {
+        let mut fields = app::fields(request.target, head);
+        fields.find(|(name, _)| name.eq_ignore_ascii_case(wanted.as_bytes())).map(|(_, value)| value)
+    };
+    let is_navigation = field("sec-fetch-mode").is_none_or(|mode| mode == b"navigate");
+    if !is_navigation || !matches!(request.method, Some(Method::Get | Method::Head)) {
+        return None;
+    }
+    let (host, uri) = (field("host").unwrap_or_default(), uri_of(request, requested));
+    Some(login::fill(address, |variable| match variable {
+        Variable::Scheme if request.secure => b"https",
+        Variable::Scheme => b"http",
+        Variable::Host => host,
+        Variable::RequestUri => &uri,
+    }))
 }
 
 /// Fields that the question does not have: those of the body and of the connection, and conditions on what is requested.
@@ -327,6 +363,7 @@ mod tests {
             request: None,
             copy_to_request: names.iter().map(|&name| name.into()).collect(),
             user: None,
+            login: None,
             copy_to_client: Vec::new(),
         };
         let (rule, later) = (rule(&["Remote-User", "Remote-Groups"]), rule(&["Remote-Role"]));

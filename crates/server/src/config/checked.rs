@@ -723,6 +723,14 @@ impl Checker<'_> {
             let message = format!("no application has the path `{}`", path.escape_debug());
             self.findings.at(node.get("request").span(), message, help);
         }
+        let login = rule.login.as_deref().filter(|login| login.starts_with('/'));
+        let page = login.and_then(|login| login.split('?').next());
+        if page.is_some_and(|page| {
+            clean_path(page.as_bytes(), &mut scratch).is_ok_and(|page| site.needs_authorization(page))
+        }) {
+            let help = "add `[[site.authorize]]` with the directory of the login page and without `request`";
+            self.findings.at(node.get("login").span(), "the login page itself needs an authorization", help);
+        }
     }
 
     fn request_limit(&mut self, limit: &RequestLimit, node: Node<'_>) {
