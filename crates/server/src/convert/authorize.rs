@@ -2,9 +2,15 @@
 //!
 //! nginx asks a location, which may change the request's path; amped asks the application of a path.
 
+use std::collections::BTreeSet;
+
+use amped_core::login::LoginUrl;
+use amped_units::Form as _;
+
 use super::guards::Guards;
 use super::location::Location;
 use super::paths::Paths;
+use super::tree::Directive;
 
 /// The index of the location that nginx chooses for a path.
 fn first(path: &str, locations: &[Location<'_>]) -> Option<usize> {
@@ -43,6 +49,57 @@ fn uri(location: &Location<'_>) -> Option<String> {
     let (_, rest) = pass.split_once("://")?;
     let at = if rest.starts_with("unix:") { None } else { rest.find('/') };
     Some(at.map_or(String::new(), |at| rest[at..].to_owned()))
+}
+
+/// The login page that an error page for 401 is: that of an application, or where a named location redirects. `None`: it is another page.
+fn login(page: &Directive, locations: &[Location<'_>], named: &[Location<'_>]) -> Option<Box<str>> {
+    let target = page.args.last()?;
+    let address = match target.starts_with('@') {
+        true => {
+            let is_it = |location: &&Location<'_>| matches!(&location.paths, Paths::Named(name) if name == target);
+            let returned = named.iter().find(is_it)?.scope.own("return").next()?;
+            let is_redirect = ["301", "302", "303", "307", "308"].contains(&returned.arg(0));
+            let url = if is_redirect { returned.arg(1) } else { returned.arg(0) }.replace("$http_host", "$host");
+            // A page of this site.
+            let own = ["$scheme", "https", "http"].iter().find_map(|scheme| {
+                let path = url.strip_prefix(scheme)?.strip_prefix("://$host")?;
+                path.starts_with('/').then(|| path.to_owned())
+            });
+            own.unwrap_or(url)
+        }
+        false => {
+            uri(&locations[first(target.split('?').next()?, locations)?])?;
+            target.clone()
+        }
+    };
+    let is_open = |path: &str| first(path, locations).is_none_or(|at| locations[at].guards.authorization.is_none());
+    let is_usable = !address.starts_with('/') || address.split('?').next().is_some_and(is_open);
+    LoginUrl::parse(&address).ok().filter(|_| is_usable)
+}
+
+/// Sets the login pages of the authorizations in force. Returns the directives that are nothing but these.
+pub(super) fn set_logins<'a>(
+    server: &mut Guards<'a>,
+    locations: &mut [Location<'a>],
+    named: &[Location<'_>],
+) -> BTreeSet<(String, String)> {
+    let mut converted = BTreeSet::new();
+    let logins: Vec<Option<Box<str>>> = [&*server]
+        .into_iter()
+        .chain(locations.iter().map(|location| &location.guards))
+        .map(|guards| {
+            let page = guards.denied_page.filter(|_| guards.authorization.is_some())?;
+            let login = login(page, locations, named)?;
+            let (_, statuses) = page.args.split_last()?;
+            if statuses.iter().all(|status| status == "401" || status.starts_with('=')) {
+                converted.insert((page.place(), page.text()));
+            }
+            Some(login)
+        })
+        .collect();
+    let all = [server].into_iter().chain(locations.iter_mut().map(|location| &mut location.guards));
+    all.zip(logins).for_each(|(guards, login)| guards.login = login);
+    converted
 }
 
 /// Sets the paths of the applications in the authorizations in force. A location whose authorization

@@ -62,6 +62,10 @@ pub(super) struct Guards<'a> {
     /// Realm and file of accounts.
     pub(super) password: Option<(String, String)>,
     pub(super) authorization: Option<Authorization>,
+    /// The error page of clients that are not authorised.
+    pub(super) denied_page: Option<&'a Directive>,
+    /// The login page to which they are sent, if that page is one.
+    pub(super) login: Option<Box<str>>,
     pub(super) is_internal: bool,
     /// `limit_except`
     pub(super) methods: Option<&'a Directive>,
@@ -82,6 +86,8 @@ impl<'a> Guards<'a> {
             access: Access::All,
             password: None,
             authorization: None,
+            denied_page: None,
+            login: None,
             is_internal: false,
             methods: None,
             unknown: Vec::new(),
@@ -188,6 +194,8 @@ impl<'a> Guards<'a> {
             }
         }
         self.authorization = Some(Authorization { path: request.arg(0).to_owned(), copied });
+        let is_for_denied = |page: &&Directive| page.args.iter().rev().skip(1).any(|status| status == "401");
+        self.denied_page = scope.all("error_page").find(is_for_denied);
     }
 
     /// Sets the path that is asked for an authorization.

@@ -29,6 +29,8 @@ pub(super) struct Page {
     pub(super) sites: Vec<SitePage>,
     /// All notes, each once, in the order of the configuration.
     said: BTreeSet<String>,
+    /// Directives of which nothing is left, although their kind has no equivalent: their places and texts.
+    pub(super) converted: BTreeSet<(String, String)>,
     pub(super) left: Vec<String>,
     pub(super) warnings: Vec<String>,
     /// The zones that count something already, and the place of the rule that does.
@@ -90,7 +92,7 @@ impl Page {
     /// The text of a note, unless it was made before: several sites inherit a directive.
     fn said(&mut self, from: &Directive, why: &str) -> Option<String> {
         let note = format!("{}: not converted: `{}`: {why}", from.place(), from.text());
-        if !self.said.insert(note.clone()) {
+        if self.converted.contains(&(from.place(), from.text())) || !self.said.insert(note.clone()) {
             return None;
         }
         self.left.push(note.clone());

@@ -215,6 +215,9 @@ impl<'a> Covers<'a> {
                 if !own.copied.is_empty() {
                     table["copy_to_request"] = json!(own.copied);
                 }
+                if let Some(login) = &guards.login {
+                    table["login"] = (**login).into();
+                }
             }
             is_accepted &= page.rule(site, "authorize", table, from);
         }

@@ -51,6 +51,7 @@ pub(super) fn site(
     }
     let mut own = Guards::of(&scope);
     authorize::resolve(&mut own, &mut locations);
+    page.converted.extend(authorize::set_logins(&mut own, &mut locations, &named));
     let names = protect::other_names(&locations);
     let covers = Covers::of(own, &locations, &names, server);
     for at in 0..locations.len() {

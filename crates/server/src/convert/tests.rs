@@ -469,6 +469,45 @@ fn field_of_an_authorization_is_copied_and_not_set() {
 }
 
 #[test]
+fn error_page_for_unauthorized_clients_is_a_login_page() {
+    let converted = |page_of_401: &str, rest: &str| {
+        let text = format!(
+            "server {{ location / {{ auth_request /auth; {page_of_401}; proxy_pass http://10.0.0.1; }}
+             location = /auth {{ internal; proxy_pass http://10.0.0.2; proxy_pass_request_body off; }} {rest} }}"
+        );
+        let page = page(&text);
+        let login = page.sites[0].tables("authorize").find_map(|own| Some(own.get("login")?.as_str()?.to_owned()));
+        (login, page.left.iter().filter(|note| note.contains("`error_page")).count())
+    };
+    let check = |page: &str, rest: &str, login: &str| {
+        assert_eq!(converted(page, rest), (Some(login.to_owned()), 0), "{page}");
+    };
+    let proxy = "location /oauth2/ { auth_request off; proxy_pass http://10.0.0.2; }";
+    check("error_page 401 /oauth2/sign_in", proxy, "/oauth2/sign_in");
+    check("error_page 401 =403 /oauth2/sign_in", proxy, "/oauth2/sign_in");
+    let redirect = |to: &str| format!("location @in {{ return 302 {to}; }} {proxy}");
+    let page = "error_page 401 = @in";
+    check(page, &redirect("/oauth2/start?rd=$request_uri"), "/oauth2/start?rd=$request_uri");
+    check(
+        page,
+        &redirect("https://$http_host/oauth2/?rd=$scheme://$http_host$request_uri"),
+        "/oauth2/?rd=$scheme://$host$request_uri",
+    );
+    check(page, &redirect("https://sso.example/?to=$request_uri"), "https://sso.example/?to=$request_uri");
+    // These are none: a file, a page that needs an authorization itself, an unknown variable.
+    for (page, rest) in [
+        ("error_page 401 /401.html", "location = /401.html { root /srv; }"),
+        ("error_page 401 /in", "location = /in { auth_request /auth; proxy_pass http://10.0.0.2; }"),
+        (page, &redirect("$signin_url")),
+    ] {
+        let (login, left) = converted(page, rest);
+        assert!(login.is_none() && left > 0, "{page} {rest}");
+    }
+    assert_eq!(converted("proxy_buffering on", proxy), (None, 0));
+    assert_eq!(converted("error_page 401 404 = @in", &redirect("/oauth2/")), (Some("/oauth2/".to_owned()), 1));
+}
+
+#[test]
 fn request_for_authorization_has_no_body() {
     let auth =
         "internal; proxy_pass http://10.0.0.2; proxy_pass_request_body off; proxy_set_header Content-Length \"\";";
