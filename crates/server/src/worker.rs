@@ -385,7 +385,7 @@ impl Worker {
     pub fn backend_ready(&mut self, ready: Ready, now: Time, disk: &mut impl DiskSide) {
         let Some((token, ticket)) = self.context.apps.note_event(ready) else { return };
         if let Some(app) = self.app(token, ticket) {
-            app.is_ready();
+            app.note_event(ready.ended);
             self.app_turn(token, now, disk);
         }
     }

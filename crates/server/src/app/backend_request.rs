@@ -310,6 +310,11 @@ impl BackendRequest {
         }
     }
 
+    /// Returns whether something that was read is not reported yet.
+    pub(super) fn has_read(&self) -> bool {
+        self.ready_at < self.ready.len() || !self.interim.is_empty()
+    }
+
     /// Returns bytes that had no room in the buffer before, if there are any.
     fn next_ready(&mut self, buffer: &mut [u8], most: usize) -> Option<ReadResult> {
         let rest = &self.ready[self.ready_at..];

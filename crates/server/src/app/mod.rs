@@ -715,7 +715,7 @@ impl AppSide {
         let backend = request_.backend_name();
         request.stage = Stage::Talks(request_);
         // Nothing has arrived yet; epoll will report it.
-        request.is_ready = false;
+        (request.is_ready, request.has_closed) = (false, false);
         (backend.is_some() || !start_reported).then_some(Output::Started(backend))
     }
 

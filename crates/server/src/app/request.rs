@@ -82,6 +82,8 @@ pub struct AppRequest {
     pub(super) reads_ahead: bool,
     /// There may be something to read.
     pub(super) is_ready: bool,
+    /// The application has closed its side of the connection: reading goes on until its end, of which no event follows.
+    pub(super) has_closed: bool,
     /// The response is compressed on its way from the spool to the client.
     pub(super) compressor: Option<Box<Compressor>>,
     pub(super) stderr_lines: StderrLines,
@@ -130,6 +132,7 @@ impl AppRequest {
             output: Spool::new(Side::Response, None),
             reads_ahead: false,
             is_ready: true,
+            has_closed: false,
             compressor: None,
             stderr_lines: StderrLines::new(RequestName::default(), Arc::default()),
             time: Duration::ZERO,
@@ -155,6 +158,12 @@ impl AppRequest {
     /// Marks that an event may concern it.
     pub fn is_ready(&mut self) {
         self.is_ready = true;
+    }
+
+    /// Handles an event on its connection. `has_closed`: the application has closed its side.
+    pub fn note_event(&mut self, has_closed: bool) {
+        self.is_ready = true;
+        self.has_closed |= has_closed;
     }
 
     /// Handles a step of the TLS handshake with its backend. Returns `false` if that connection was given up.
@@ -400,7 +409,9 @@ impl AppRequest {
                     return ReadResult::Nothing;
                 }
                 let result = request_.read((buffer, most), &mut self.stderr_lines);
-                self.is_ready = !matches!(result, ReadResult::Nothing);
+                // After a read that left nothing, epoll reports what arrives.
+                let is_empty = request_.connection.is_drained() && !request_.has_read() && !self.has_closed;
+                self.is_ready = !(is_empty || matches!(result, ReadResult::Nothing));
                 return result;
             }
             Stage::Drains(None) => return ReadResult::Ended,
