@@ -725,7 +725,7 @@ mod tests {
         };
         assert!(named(&["local", "10 times the local copies"]).contains(">10 times the local copies</text>"));
         let crowded = named(&["one", "two", "three", "four", "10 times the local copies"]);
-        assert!(crowded.contains(">10 times the local cop…</text>"), "{crowded}");
+        assert!(crowded.contains(">10 times the local copi…</text>"), "{crowded}");
     }
 
     #[test]
