@@ -108,8 +108,8 @@ fn stalled_receiver_times_out() {
 fn slow_but_steady_receiver_is_not_closed() {
     each_seed(2, |dice| {
         let mut world = world(dice, Limits::default());
-        // 500 B/s are 30 kB a minute.
-        let link = Link { write_max: 60_000, pause_max: Duration::from_secs(29), ..Link::WHOLE };
+        // 500 B/s are 30 kB a minute, in which this client takes at least a dozen parts of 5 kB on average.
+        let link = Link { write_max: 10_000, pause_max: Duration::from_secs(5), ..Link::WHOLE };
         let n = world.connect(link, format!("GET /big.bin HTTP/1.1\r\nHost: a\r\n\r\n{GET}"));
         world.pass_until_closed();
         assert_eq!(world.sessions[n].statuses(), [200; 2]);
