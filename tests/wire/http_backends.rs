@@ -681,6 +681,16 @@ fn static_paths_are_files_beside_a_backend() {
     assert_eq!(server.connect().request("POST", "/static/a.css", &[]).status, 405);
 }
 
+/// In MT and MP each connection may get another worker, for which this is the first request.
+#[test]
+fn workers_share_the_turns_of_backends() {
+    let site = Site::new();
+    let [first, second] = ["first", "second"].map(Backend::named);
+    let server = serve(&site, &[&first, &second], "");
+    let texts: Vec<String> = (0..12).map(|_| server.connect().get("/").text()).collect();
+    assert_eq!(texts.iter().filter(|text| *text == "first").count(), 6, "{texts:?}");
+}
+
 #[test]
 fn requests_are_shared_by_backends_in_service() {
     let site = Site::new();

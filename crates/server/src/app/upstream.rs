@@ -4,7 +4,7 @@
 //! decides. If all are out of service they get requests all the same, since an attempt costs little and an error is
 //! certain otherwise. A rule with a single backend therefore never takes it out of service.
 //!
-//! In MP each process counts failures for itself. A backend that active checks have found unhealthy (`health`) gets no
+//! In MP processes share the turns, and each counts failures for itself. A backend that active checks have found unhealthy (`health`) gets no
 //! requests, and none that tries it, as long as another one is in service.
 //!
 //! The backends of an [`Upstream`] do not change. If a name gets other addresses (`names`), [`Upstreams`] has another one for
@@ -16,6 +16,8 @@ use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
+
+use amped_sys::words::Words;
 
 use super::backend::{At, Backend};
 use super::health::Health;
@@ -48,7 +50,8 @@ impl Upstreams {
         let fixed = servers.iter().cloned().enumerate();
         let all = fixed.chain(names.as_ref().and_then(Names::addresses).into_iter().flatten());
         let members = all.map(|(number, server)| Arc::new(Member::new(number, server, idle_max))).collect();
-        let current = Arc::new(Upstream::new(members, settings.clone(), health));
+        let turns = Arc::new(Words::new(1)?);
+        let current = Arc::new(Upstream::new(members, settings.clone(), health, turns));
         Ok(Upstreams { current: RwLock::new((0, current)), names, idle_max })
     }
 
@@ -89,8 +92,8 @@ impl Upstreams {
 pub struct Upstream {
     members: Vec<Arc<Member>>,
     settings: UpstreamSettings,
-    /// Requests assigned so far.
-    next: AtomicUsize,
+    /// The number of requests assigned so far, by all processes.
+    turns: Arc<Words>,
     start: Instant,
     /// The results of active checks, if there are any.
     health: Option<Arc<Health>>,
@@ -133,10 +136,13 @@ impl Member {
 }
 
 impl Upstream {
-    fn new(members: Vec<Arc<Member>>, settings: UpstreamSettings, health: Option<Arc<Health>>) -> Upstream {
-        // Processes that begin at the same time begin with different backends.
-        let next = AtomicUsize::new(std::process::id() as usize);
-        Upstream { members, settings, next, start: Instant::now(), health }
+    fn new(
+        members: Vec<Arc<Member>>,
+        settings: UpstreamSettings,
+        health: Option<Arc<Health>>,
+        turns: Arc<Words>,
+    ) -> Upstream {
+        Upstream { members, settings, turns, start: Instant::now(), health }
     }
 
     /// Returns the same backends, except for those with a number from `first` on, which are these instead.
@@ -147,8 +153,8 @@ impl Upstream {
             let known = self.members.iter().find(is_it).cloned();
             known.unwrap_or_else(|| Arc::new(Member::new(number, server, idle_max)))
         });
-        let (settings, health) = (self.settings.clone(), self.health.clone());
-        Upstream { start: self.start, ..Upstream::new(fixed.chain(named).collect(), settings, health) }
+        let (settings, health, turns) = (self.settings.clone(), self.health.clone(), Arc::clone(&self.turns));
+        Upstream { start: self.start, ..Upstream::new(fixed.chain(named).collect(), settings, health, turns) }
     }
 
     /// Returns the state of active checks.
@@ -198,7 +204,7 @@ impl Upstream {
             candidates = untried().collect();
         }
         let weight = |member: usize| u64::from(share(member).weight);
-        let turn = in_turn(&candidates, weight, self.next.fetch_add(1, Ordering::Relaxed))?;
+        let turn = in_turn(&candidates, weight, self.turns.all()[0].fetch_add(1, Ordering::Relaxed))?;
         let active = |member: usize| self.members[member].active.load(Ordering::Relaxed) as u64;
         match self.settings.balance {
             Balance::RoundRobin => Some(candidates[turn]),
@@ -305,10 +311,10 @@ impl Drop for InUse {
 
 /// Returns the index of the one whose turn it is. In a round of as many turns as the sum of the weights each has its share of them,
 /// and they alternate: the step between two turns is about the golden section of the round, and has no common factor with it.
-fn in_turn(candidates: &[usize], weight: impl Fn(usize) -> u64, count: usize) -> Option<usize> {
+fn in_turn(candidates: &[usize], weight: impl Fn(usize) -> u64, count: u64) -> Option<usize> {
     let round: u64 = candidates.iter().map(|&member| weight(member)).sum();
     let step = (round * 618 / 1000..).find(|&step| gcd(step, round) == 1)?;
-    let mut place = (count as u64 % round.max(1)) * step % round.max(1);
+    let mut place = (count % round.max(1)) * step % round.max(1);
     candidates.iter().position(|&member| {
         let is_it = place < weight(member);
         place = place.saturating_sub(weight(member));
@@ -349,7 +355,7 @@ mod tests {
     fn checked(count: usize, balance: Balance, failure_timeout: Duration, health: Option<Health>) -> Upstream {
         let settings = UpstreamSettings { balance, max_failures: 2, failure_timeout, ..UpstreamSettings::default() };
         let members = (0..count).map(|number| Arc::new(Member::new(number, address(number), 0))).collect();
-        Upstream::new(members, settings, health.map(Arc::new))
+        Upstream::new(members, settings, health.map(Arc::new), Arc::new(Words::new(1).unwrap()))
     }
 
     fn upstream(count: usize, balance: Balance, failure_timeout: Duration) -> Upstream {
@@ -476,7 +482,8 @@ mod tests {
         let member = |(number, &(weight, is_backup))| {
             Arc::new(Member::new(number, shared(number, Share { weight, is_backup }), 0))
         };
-        Arc::new(Upstream::new(shares.iter().enumerate().map(member).collect(), settings, None))
+        let (members, turns) = (shares.iter().enumerate().map(member).collect(), Arc::new(Words::new(1).unwrap()));
+        Arc::new(Upstream::new(members, settings, None, turns))
     }
 
     #[test]
