@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 use std::sync::mpsc::{self, Sender};
+use std::time::{Duration, Instant};
 
 use super::frames::*;
 use super::harness::*;
@@ -31,6 +32,32 @@ fn backend_with(interim: String) -> (Backend, Sender<()>) {
 fn serve(site: &Site, backend: &Backend, toml: &str) -> Server {
     let app = format!("[[site.app]]\nmatch = \"/app/**\"\nhttp = [\"{}\"]\n{toml}", backend.address);
     Server::with_site(site, &app)
+}
+
+/// Whatever the loop does while the rest arrives: its event counts, although what was read before is still being passed on.
+#[test]
+fn body_that_arrives_while_interim_responses_are_passed_on_is_complete() {
+    let site = Site::new();
+    let hints = "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n".repeat(8);
+    let backend = Backend::start(move |_, peer: &mut Peer| {
+        let mut pause = Duration::ZERO;
+        while peer.request().is_some() {
+            peer.send(format!("{hints}HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello"));
+            let start = Instant::now();
+            while start.elapsed() < pause {
+                std::hint::spin_loop();
+            }
+            peer.send("world");
+            pause = if pause > Duration::from_micros(500) { Duration::ZERO } else { pause + Duration::from_micros(7) };
+        }
+    });
+    let server = serve(&site, &backend, "idle_timeout = \"5s\"");
+    let mut client = server.connect().untranslated();
+    for _ in 0..400 {
+        client.send("GET /app/ HTTP/1.1\r\nHost: a\r\n\r\n");
+        (0..8).for_each(|_| assert!(client.read_head().starts_with("HTTP/1.1 103")));
+        assert_eq!(client.response("GET").text(), "helloworld");
+    }
 }
 
 #[test]

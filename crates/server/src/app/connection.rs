@@ -29,7 +29,7 @@ pub struct BackendConnection {
     session: Session,
     /// The events that the loop waits for; `None`: it does not.
     pub(super) watched: Option<Interest>,
-    /// The last receive has left nothing: epoll reports what arrives from then on.
+    /// The last receive has left nothing, and there was no event since: epoll will report what arrives.
     is_drained: bool,
 }
 
@@ -191,7 +191,12 @@ impl BackendConnection {
         }
     }
 
-    /// Returns whether nothing was left to receive after the last bytes; with TLS this is unknown.
+    /// Handles an event: something may have arrived.
+    pub(super) fn note_event(&mut self) {
+        self.is_drained = false;
+    }
+
+    /// Returns whether nothing is left to receive, and epoll will report what arrives; with TLS this is unknown.
     pub(super) fn is_drained(&self) -> bool {
         self.is_drained
     }

@@ -82,7 +82,7 @@ pub struct AppRequest {
     pub(super) reads_ahead: bool,
     /// There may be something to read.
     pub(super) is_ready: bool,
-    /// The application has closed its side of the connection: reading goes on until its end, of which no event follows.
+    /// The application has closed its side of the connection: reading goes on until its end, which no further event reports.
     pub(super) has_closed: bool,
     /// The response is compressed on its way from the spool to the client.
     pub(super) compressor: Option<Box<Compressor>>,
@@ -164,6 +164,9 @@ impl AppRequest {
     pub fn note_event(&mut self, has_closed: bool) {
         self.is_ready = true;
         self.has_closed |= has_closed;
+        if let Stage::Talks(request_) = &mut self.stage {
+            request_.connection.note_event();
+        }
     }
 
     /// Handles a step of the TLS handshake with its backend. Returns `false` if that connection was given up.
