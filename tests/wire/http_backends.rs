@@ -510,8 +510,8 @@ fn kept_connections_are_few_and_closed_when_idle() {
     for mut client in clients {
         assert_eq!(client.response("GET").text(), "ok");
     }
-    // Each process of MP has one client, and keeps its connection.
-    if !has_processes() {
+    // Each worker of a pool has one client, and keeps its connection.
+    if !is_pool() {
         wait_until("one connection to be closed", || ended.load(Ordering::Relaxed) == 1);
         thread::sleep(Duration::from_millis(500));
         assert_eq!(ended.load(Ordering::Relaxed), 1);

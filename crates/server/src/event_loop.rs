@@ -131,7 +131,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
         let open = worker.open();
         let has_events = events.iter().next().is_some();
         let mut accept = Accepted::All;
-        worker.context.apps.note_events(&events, has_waited);
+        worker.context.apps.begin_iteration(&events, has_waited);
         for ready in events.iter() {
             match ready.token {
                 MAILBOX => mailbox.take(&mut messages),

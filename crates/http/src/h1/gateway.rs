@@ -370,7 +370,7 @@ impl Forward {
     }
 }
 
-/// What is added to the head of most requests, bytes.
+/// Typical size of the fields that are added to a head, bytes.
 const ADDED_SIZE: usize = 256;
 
 fn push_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {

@@ -150,10 +150,11 @@ impl Backend {
         }
     }
 
-    /// Counts an idle connection that a loop keeps, if the limit allows.
-    pub(super) fn idle_place(self: &Arc<Backend>) -> Option<IdlePlace> {
+    /// Returns a place for an idle connection of a loop, if the limit allows. Beyond it, each loop has a place, its first.
+    pub(super) fn idle_place(self: &Arc<Backend>, is_first: bool) -> Option<IdlePlace> {
         let place = IdlePlace(Arc::clone(self));
-        (self.idle_count.fetch_add(1, Ordering::Relaxed) < self.idle_max).then_some(place)
+        let is_within = self.idle_count.fetch_add(1, Ordering::Relaxed) < self.idle_max;
+        (is_within || is_first && self.idle_max > 0).then_some(place)
     }
 
     /// Keeps a connection for the next request, if the limit allows and no request waits for its permit.

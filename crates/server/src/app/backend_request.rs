@@ -415,7 +415,8 @@ impl BackendRequest {
     }
 }
 
-/// Returns whether a request may be sent twice (RFC 9110, 9.2.2); of a script, if its method is safe. No body is kept for that.
+/// Returns whether a request may be sent twice: it is idempotent (RFC 9110, 9.2.2), for a script even safe, and has no body, because bodies are
+/// not kept.
 pub(super) fn is_repeatable(work: &AppWork) -> bool {
     let is_safe = |(name, value): &(Vec<u8>, Vec<u8>)| {
         name == b"REQUEST_METHOD" && matches!(&value[..], b"GET" | b"HEAD" | b"OPTIONS")

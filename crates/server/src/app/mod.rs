@@ -697,8 +697,9 @@ impl AppSide {
             Err(StartError::Waits) => {
                 // From now on it waits for the application, so the timeout of the application runs.
                 place.start_reported = true;
+                let name = place.upstream.as_ref().map(|upstream| upstream.name(place.member));
                 let refused = self.put_off(request, token, (work, place), permit.semaphore());
-                return refused.or((!start_reported).then_some(Output::Started(None)));
+                return refused.or((!start_reported).then_some(Output::Started(name)));
             }
         };
         if patience.is_some() {
@@ -716,7 +717,7 @@ impl AppSide {
         request.stage = Stage::Talks(request_);
         // Nothing has arrived yet; epoll will report it.
         (request.is_ready, request.has_closed) = (false, false);
-        (backend.is_some() || !start_reported).then_some(Output::Started(backend))
+        (!start_reported).then_some(Output::Started(backend))
     }
 
     /// Opens a new connection, and begins its TLS session.
@@ -852,8 +853,8 @@ impl AppSide {
     }
 
     /// Begins an iteration of the loop with these events. `has_waited`: it has asked epoll for them.
-    pub fn note_events(&mut self, events: &Events, has_waited: bool) {
-        self.pool.note_events(events, has_waited);
+    pub fn begin_iteration(&mut self, events: &Events, has_waited: bool) {
+        self.pool.begin_iteration(events, has_waited);
     }
 
     /// Returns whose request an event on a connection to an application belongs to.

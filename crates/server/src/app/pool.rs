@@ -2,11 +2,15 @@
 //!
 //! Such a connection stays in the loop's epoll set while it is idle. So the next request over it needs no call but those
 //! that send it and receive the response: epoll would have reported that the backend has closed it. Events on idle
-//! connections are handled before the other events of an iteration ([`Pool::note_events`]), and one that has become idle
+//! connections are handled before the other events of an iteration ([`Pool::begin_iteration`]), and one that has become idle
 //! in this iteration is checked by a read before it is used. So is one for a request that must not be sent twice
 //! (RFC 9110, 9.2.2).
 //!
-//! Loops do not share idle connections, but their number: together they keep at most `min_spare` to a backend.
+//! What arrives on an idle connection in the middle of an iteration, unasked, is taken for a response, as in any proxy that does not read
+//! before it writes; the next iteration would have dropped the connection.
+//!
+//! Loops do not share idle connections, but their number: together the loops of a process keep at most `min_spare` to a backend, and
+//! beyond that one each, so that a loop whose client stays need not connect for each request.
 
 use std::collections::HashMap;
 use std::io;
@@ -34,7 +38,7 @@ pub(super) struct Pool {
     /// Iterations of the loop that began with all events.
     iteration: u64,
     /// The current iteration has begun with all events.
-    is_current: bool,
+    has_all_events: bool,
 }
 
 #[derive(Debug)]
@@ -61,7 +65,7 @@ const IDLE_TIME: Duration = Duration::from_secs(4);
 impl Pool {
     /// Creates the pool of the loop with this epoll set.
     pub(super) fn new(epoll: Arc<Epoll>) -> Pool {
-        Pool { epoll, owners: HashMap::new(), idle: HashMap::new(), iteration: 0, is_current: false }
+        Pool { epoll, owners: HashMap::new(), idle: HashMap::new(), iteration: 0, has_all_events: false }
     }
 
     /// Waits for events of a connection, for a request of this client.
@@ -85,7 +89,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Stops waiting for events of a connection, which may get to another loop.
+    /// Stops waiting for events of a connection, which may move to another loop.
     pub(super) fn unwatch(&mut self, connection: &mut BackendConnection) {
         if connection.watched.take().is_some() {
             self.owners.remove(&number_of(&*connection));
@@ -110,11 +114,11 @@ impl Pool {
         self.idle.values_mut().for_each(|all| all.retain_mut(is_open));
     }
 
-    /// Begins an iteration of the loop: drops idle connections that have ended. `waited`: the loop has asked epoll for events.
-    pub(super) fn note_events(&mut self, events: &Events, waited: bool) {
+    /// Begins an iteration of the loop: drops idle connections that have ended. `has_waited`: the loop has asked epoll for events.
+    pub(super) fn begin_iteration(&mut self, events: &Events, has_waited: bool) {
         // Others may follow those that had no room.
-        self.is_current = waited && !events.is_full();
-        self.iteration += u64::from(self.is_current);
+        self.has_all_events = has_waited && !events.is_full();
+        self.iteration += u64::from(self.has_all_events);
         if self.idle.is_empty() {
             return;
         }
@@ -130,7 +134,7 @@ impl Pool {
         let all = self.idle.get_mut(&address_of(backend))?;
         loop {
             let Idle { mut connection, iteration, .. } = all.pop()?;
-            let is_known = is_repeatable && self.is_current && iteration < self.iteration;
+            let is_known = is_repeatable && self.has_all_events && iteration < self.iteration;
             if is_known || connection.is_silent() {
                 return Some(connection);
             }
@@ -143,9 +147,9 @@ impl Pool {
         if owner.is_some_and(|owner| owner.has_ended) || !(connection.is_drained() || connection.is_silent()) {
             return;
         }
-        if let Some(place) = backend.idle_place() {
-            let idle = Idle { connection, _place: place, since: now, iteration: self.iteration };
-            self.idle.entry(address_of(backend)).or_default().push(idle);
+        let all = self.idle.entry(address_of(backend)).or_default();
+        if let Some(place) = backend.idle_place(all.is_empty()) {
+            all.push(Idle { connection, _place: place, since: now, iteration: self.iteration });
         }
     }
 

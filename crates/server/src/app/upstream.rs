@@ -177,6 +177,11 @@ impl Upstream {
         &self.members[member].backend
     }
 
+    /// Returns the name of a backend.
+    pub fn name(&self, member: usize) -> Arc<str> {
+        Arc::clone(&self.members[member].name)
+    }
+
     /// Chooses a backend, except those of this set of bits, which were tried. `key`: what the hash is computed of.
     pub fn pick(&self, tried: u64, key: &[u8]) -> Option<usize> {
         if self.members.len() == 1 {
@@ -192,11 +197,11 @@ impl Upstream {
         let is_primary = |member: &usize| !share(*member).is_backup;
         // Backups, if there is no other.
         let needs_backups = !untried().filter(is_primary).any(|member| is_up(&member));
-        let in_line = || untried().filter(|member| needs_backups || is_primary(member));
-        if let Some(trial) = in_line().filter(is_healthy).find(|&member| self.takes_trial(member, now_ms)) {
+        let eligible = || untried().filter(|member| needs_backups || is_primary(member));
+        if let Some(trial) = eligible().filter(is_healthy).find(|&member| self.takes_trial(member, now_ms)) {
             return Some(trial);
         }
-        let mut candidates: Vec<usize> = in_line().filter(is_up).collect();
+        let mut candidates: Vec<usize> = eligible().filter(is_up).collect();
         if candidates.is_empty() {
             candidates = untried().filter(is_primary).collect();
         }
@@ -289,7 +294,7 @@ impl InUse {
 
     /// Returns the name of the backend.
     pub fn name(&self) -> Arc<str> {
-        Arc::clone(&self.upstream.members[self.member].name)
+        self.upstream.name(self.member)
     }
 
     /// The backend has responded. Returns whether it was out of service until now.
@@ -309,9 +314,12 @@ impl Drop for InUse {
     }
 }
 
-/// Returns the index of the one whose turn it is. In a round of as many turns as the sum of the weights each has its share of them,
-/// and they alternate: the step between two turns is about the golden section of the round, and has no common factor with it.
+/// Returns the index of the one whose turn it is. A round has as many turns as the sum of the weights, without a common factor of theirs,
+/// and each member has its weight of them. The step between two turns has no common factor with the round, so all of it is covered. It
+/// is about the golden section of it, so a member rarely has many turns in succession.
 fn in_turn(candidates: &[usize], weight: impl Fn(usize) -> u64, count: u64) -> Option<usize> {
+    let factor = candidates.iter().fold(0, |factor, &member| gcd(factor, weight(member))).max(1);
+    let weight = |member| weight(member) / factor;
     let round: u64 = candidates.iter().map(|&member| weight(member)).sum();
     let step = (round * 618 / 1000..).find(|&step| gcd(step, round) == 1)?;
     let mut place = (count % round.max(1)) * step % round.max(1);
@@ -331,7 +339,7 @@ fn gcd(one: u64, other: u64) -> u64 {
 fn score(key: &[u8], backend: &str, weight: u16) -> f64 {
     let mut hasher = DefaultHasher::new();
     (key, backend).hash(&mut hasher);
-    // Between 0 and 1, without both.
+    // Between 0 and 1, exclusive.
     let uniform = ((hasher.finish() >> 12) as f64 + 0.5) / (1_u64 << 52) as f64;
     -f64::from(weight) / uniform.ln()
 }
@@ -496,6 +504,12 @@ mod tests {
         assert!(longest <= Some(3), "{picks:?}");
         upstream.note_failure(0);
         assert_eq!(counts(&upstream, 9), [0, 3, 6]);
+        for (shares, longest) in [([3, 3], 1), ([4, 2], 2), ([2, 4], 2), ([2, 2], 1), ([7, 7], 1), ([1, 5], 5)] {
+            let upstream = weighted(Balance::RoundRobin, &shares.map(|weight| (weight, false)));
+            let picks: Vec<usize> = (0..60).map(|_| upstream.pick(0, b"").unwrap()).collect();
+            let found = picks.chunk_by(|one, other| one == other).map(<[usize]>::len).max();
+            assert_eq!(found, Some(longest), "{shares:?}: {picks:?}");
+        }
         let large = weighted(Balance::RoundRobin, &[(1000, false), (999, false), (1, false)]);
         assert_eq!(counts(&large, 4000), [2000, 1998, 2]);
 

@@ -1,5 +1,6 @@
 //! Checks the keys about servers behind this one: their addresses, and how TLS sessions with them begin.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use super::checked::Checker;
@@ -35,9 +36,14 @@ impl Checker<'_> {
         let node = node.get("http");
         let list: Vec<Node<'_>> = node.elements().collect();
         let nodes = if list.is_empty() { vec![node] } else { list };
-        let (mut servers, mut names) = (Vec::new(), Vec::new());
+        let (mut servers, mut names, mut known) = (Vec::new(), Vec::new(), BTreeSet::new());
         for (url, node) in urls.iter_mut().zip(nodes) {
             let (at, share) = Share::split(url);
+            if !known.insert(at.to_owned()) {
+                let help = "name each address once; `weight=2` gives it twice as many requests";
+                self.findings.at(node.span(), format!("duplicate `{at}`"), help);
+                return None;
+            }
             if let Some(name) = at.strip_prefix("unix:") {
                 let path = self.folder.join(name);
                 *url = format!("unix:{}{share}", path.display()).into();
@@ -58,11 +64,11 @@ impl Checker<'_> {
                     Some(named)
                 }
             };
-            let known = at.parse::<SocketAddr>();
+            let address = at.parse::<SocketAddr>();
             // A name may be known later.
-            let addresses = known.as_ref().map_or_else(|_| names::resolve(at).unwrap_or_default(), |_| Vec::new());
+            let addresses = address.as_ref().map_or_else(|_| names::resolve(at).unwrap_or_default(), |_| Vec::new());
             let named = NamedServer { at: at.into(), tls, share, addresses };
-            match known {
+            match address {
                 Ok(address) => servers.push(named.reached_at(address)),
                 Err(_) => names.push(named),
             }

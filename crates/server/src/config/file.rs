@@ -350,8 +350,8 @@ pub struct AppTable {
     pub command: Option<Vec<String>>,
     /// Address of a server to which requests are forwarded by HTTP/1.1, or a list of several that serve the same
     ///
-    /// `HOST:PORT`, `https://HOST:PORT` for TLS, or `unix:PATH`. All addresses of a name are used. After an address of a list, `weight=3` gives it three times
-    /// as many requests as one without, and `backup` requests only while no other one is in service.
+    /// `HOST:PORT`, `https://HOST:PORT` for TLS, or `unix:PATH`. All addresses of a name are used. After an address of a list, `weight=3`
+    /// gives it three times as many requests as one without, and `backup` requests only while no other one is in service.
     #[schemars(example = "127.0.0.1:3000", extend("type" = ["string", "array", "null"]))]
     #[serde(default, deserialize_with = "BackendUrl::one_or_list")]
     pub http: Option<Vec<Box<str>>>,

@@ -131,7 +131,12 @@ fn backend_url(text: &str) -> String {
 
 fn is_backend(text: &str) -> bool {
     if let Some(path) = text.strip_prefix("unix:") {
-        return !path.is_empty();
+        // Of words that are to be options, none may become part of a name.
+        let is_option = |word: &str| {
+            let word = word.to_ascii_lowercase();
+            word.starts_with("weight=") || word == "backup"
+        };
+        return !path.is_empty() && !path.split(' ').skip(1).any(is_option);
     }
     let text = text.strip_prefix("https://").unwrap_or(text);
     let Some((host, port)) = text.rsplit_once(':') else { return false };

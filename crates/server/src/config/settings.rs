@@ -189,12 +189,14 @@ impl Share {
     pub fn split(text: &str) -> (&str, Share) {
         let (mut address, mut share) = (text.trim(), Share::default());
         while let Some((before, word)) = address.rsplit_once(' ') {
+            // A word that stands twice remains, and so makes the address invalid.
+            let (has_weight, has_backup) = (share.weight != 1, share.is_backup);
             let weight =
                 word.strip_prefix("weight=").and_then(number).filter(|weight| (1..=WEIGHT_MAX).contains(weight));
             match weight {
-                Some(weight) => share.weight = weight,
-                None if word == "backup" => share.is_backup = true,
-                None => break,
+                Some(weight) if !has_weight => share.weight = weight,
+                None if word == "backup" && !has_backup => share.is_backup = true,
+                _ => break,
             }
             address = before.trim_end();
         }

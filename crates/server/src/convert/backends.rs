@@ -231,7 +231,7 @@ fn balance(page: &mut Page, site: &mut SitePage, table: &mut Value, upstream: &D
             "server" if line.args.iter().any(|word| word == "down") => {}
             "server" => {
                 let share = server_options(page, site, table, line);
-                servers.push(format!("{}{share}", url(line.arg(0), 80, has_tls)));
+                servers.push((url(line.arg(0), 80, has_tls), share));
             }
             "least_conn" => table["balance"] = "least-connections".into(),
             "ip_hash" => table["balance"] = "hash".into(),
@@ -250,7 +250,12 @@ fn balance(page: &mut Page, site: &mut SitePage, table: &mut Value, upstream: &D
             _ => page.note_here(site, line, "no equivalent; see `balance` in `[[site.app]]`"),
         }
     }
-    table["http"] = json!(servers);
+    // The others are `down`.
+    let are_all = servers.iter().all(|(_, share)| share.is_backup);
+    let texts = servers
+        .into_iter()
+        .map(|(url, share)| format!("{url}{}", Share { is_backup: share.is_backup && !are_all, ..share }));
+    table["http"] = texts.collect();
 }
 
 /// The options of a server. Returns its share of the requests.
@@ -270,6 +275,7 @@ fn server_options(page: &mut Page, site: &mut SitePage, table: &mut Value, line:
                 ("_", Share { weight, is_backup }) => {
                     share = Share { weight: weight.max(share.weight), is_backup: is_backup || share.is_backup };
                 }
+                _ if word.starts_with("weight=") => page.note_here(site, line, "weights are 1 to 1000"),
                 _ => page.note_here(site, line, &format!("servers have no `{word}`")),
             },
         }

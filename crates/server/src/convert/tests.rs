@@ -469,6 +469,22 @@ fn field_of_an_authorization_is_copied_and_not_set() {
 }
 
 #[test]
+fn servers_of_an_upstream_keep_their_shares() {
+    let http = |servers: &str| {
+        let text = format!("upstream u {{ {servers} }} server {{ location / {{ proxy_pass http://u; }} }}");
+        let page = page(&text);
+        let http = page.sites[0].tables("app").find_map(|app| Some(app.get("http")?.to_string())).unwrap();
+        (http, page.left.len())
+    };
+    let check = |servers: &str, expected: &str, left: usize| assert_eq!(http(servers), (expected.to_owned(), left));
+    check("server a weight=3; server b:81 backup;", r#"["a:80 weight=3","b:81 backup"]"#, 0);
+    // The server would refuse backups alone.
+    check("server a down; server b backup weight=2;", r#"["b:80 weight=2"]"#, 0);
+    check("server a weight=5000; server b weight=1;", r#"["a:80","b:80"]"#, 1);
+    check("server a slow_start=3s; server b;", r#"["a:80","b:80"]"#, 1);
+}
+
+#[test]
 fn error_page_for_unauthorized_clients_is_a_login_page() {
     let converted = |page_of_401: &str, rest: &str| {
         let text = format!(
