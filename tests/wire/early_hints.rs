@@ -34,7 +34,7 @@ fn serve(site: &Site, backend: &Backend, toml: &str) -> Server {
     Server::with_site(site, &app)
 }
 
-/// Whatever the loop does while the rest arrives: its event counts, although what was read before is still being passed on.
+/// The rest of the body is read, although its event comes while earlier interim responses are being passed on.
 #[test]
 fn body_that_arrives_while_interim_responses_are_passed_on_is_complete() {
     let site = Site::new();

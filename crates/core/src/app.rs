@@ -79,7 +79,7 @@ pub enum Input {
 /// Output and state changes of an application.
 #[derive(Debug)]
 pub enum Output<'a> {
-    /// The request has started; until now it was queued. A forwarded one has been sent to this backend.
+    /// The request has started; until now it was queued. A forwarded one goes to this backend.
     Started(Option<Arc<str>>),
     /// The application has read all of the body that it was sent.
     Room,
