@@ -66,10 +66,11 @@ fn requests_follow_the_name_of_a_backend() {
     let hosts = hosts(&site, "127.0.0.1 app.test\n");
     let [first, second] = same_port(["127.0.0.1", "127.0.0.2"]);
     let port = first.local_addr().unwrap().port();
-    let is_held = Arc::new(AtomicBool::new(true));
-    let held = Arc::clone(&is_held);
+    let (is_held, has_arrived) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(false)));
+    let (held, seen) = (Arc::clone(&is_held), Arc::clone(&has_arrived));
     let _first = Backend::at(first, move |_, peer| {
         while let Some(arrived) = peer.request() {
+            seen.fetch_or(arrived.line.contains("/held"), Ordering::Relaxed);
             while arrived.line.contains("/held") && held.load(Ordering::Relaxed) {
                 thread::sleep(Duration::from_millis(5));
             }
@@ -81,6 +82,7 @@ fn requests_follow_the_name_of_a_backend() {
     let (mut client, mut other) = (server.connect(), server.connect());
     wait_for(&mut client, &["first"]);
     other.send_request("GET", "/held", &[]);
+    wait_until("the request to begin", || has_arrived.load(Ordering::Relaxed));
     fs::write(&hosts, "127.0.0.2 app.test\n").unwrap();
     wait_for(&mut client, &["second"]);
     server.wait_for(&format!("the backend app.test:{port} is now at 127.0.0.2:{port}\n"));
