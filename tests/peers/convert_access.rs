@@ -106,6 +106,39 @@ const ROWS: &[Row] = &[
         &["/private/x.txt", "/private/x.txt USER", "/st/x.txt"],
     ),
     (
+        "satisfy-any",
+        "satisfy any; AUTH location /st/ { allow 10.0.0.0/8; } location /pub/ { allow 127.0.0.1; } location /a/ { allow all; } \
+         location /admin/ { deny all; } location /private/ { deny 127.0.0.2; allow 127.0.0.0/8; }",
+        &[
+            "/x.txt",
+            "/x.txt USER",
+            "/st/x.txt",
+            "/st/x.txt USER",
+            "/pub/x.txt",
+            "/a/x.txt",
+            "/admin/x.txt",
+            "/admin/x.txt USER",
+            "/private/x.txt",
+            "/private/x.txt USER",
+        ],
+    ),
+    (
+        "satisfy-any-in-nested",
+        "satisfy any; allow 127.0.0.1; deny all; AUTH location /st/ { satisfy all; } location /pub/ { auth_basic off; } \
+         location /a/ { allow 10.0.0.0/8; deny all; location ~ \\.txt$ { satisfy all; } } location /api/ { auth_request /deny; PROXY }",
+        &[
+            "/x.txt",
+            "/st/x.txt",
+            "/st/x.txt USER",
+            "/pub/x.txt",
+            "/a/x.txt",
+            "/a/x.bak",
+            "/a/x.bak USER",
+            "/api/x",
+            "/api/x USER",
+        ],
+    ),
+    (
         "alias-has-own-access",
         "location /pics/ { alias ROOT/st/; } location /st/ { deny all; } location /img/ { alias ROOT/private/; AUTH }",
         &["/pics/x.txt", "/st/x.txt", "/img/x.txt", "/img/x.txt USER"],
@@ -638,6 +671,10 @@ fn locations(random: &mut Random, around: &str, depth: usize) -> String {
         "limit_except GET { deny all; }",
         "auth_request /deny;",
         "auth_request off;",
+        "satisfy any; allow 127.0.0.1; deny all; AUTH",
+        "satisfy any; allow 10.0.0.0/8; deny all; AUTH",
+        "satisfy any;",
+        "satisfy all;",
     ];
     const CONTENT: &[&str] = &[
         "",

@@ -46,6 +46,16 @@ pub(super) enum Access {
     },
 }
 
+/// The password of an account.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Password {
+    pub(super) realm: String,
+    /// The file of accounts.
+    pub(super) file: String,
+    /// Addresses that need none.
+    pub(super) exempt: Vec<String>,
+}
+
 /// The authorisation of requests by an application.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Authorization {
@@ -59,8 +69,7 @@ pub(super) struct Authorization {
 #[derive(Clone, Debug)]
 pub(super) struct Guards<'a> {
     pub(super) access: Access,
-    /// Realm and file of accounts.
-    pub(super) password: Option<(String, String)>,
+    pub(super) password: Option<Password>,
     pub(super) authorization: Option<Authorization>,
     /// The error page of clients that are not authorised.
     pub(super) denied_page: Option<&'a Directive>,
@@ -108,19 +117,19 @@ impl<'a> Guards<'a> {
                 _ => guards.unknown.push((directive, "no equivalent")),
             }
         }
-        guards.addresses(scope);
         guards.passwords(scope);
         guards.authorizations(scope);
+        if !guards.exemptions(scope) {
+            guards.addresses(scope);
+        }
         guards
     }
 
     /// nginx applies the first rule that matches the address; in amped, `deny` takes precedence over `allow`.
     fn addresses(&mut self, scope: &Scope<'a>) {
         let (mut allow, mut deny) = (Vec::new(), Vec::new());
-        let rules =
-            scope.nearest(&["allow", "deny"]).iter().filter(|rule| ["allow", "deny"].contains(&rule.name.as_str()));
         let mut is_open = true;
-        for rule in rules {
+        for rule in address_rules(scope) {
             self.from[0].get_or_insert(rule);
             let is_allowed = rule.name == "allow";
             // Clients of a Unix socket have no address.
@@ -153,6 +162,40 @@ impl<'a> Guards<'a> {
         };
     }
 
+    /// With `satisfy any`, the addresses that are admitted need no password. Returns whether that is so here.
+    fn exemptions(&mut self, scope: &Scope<'a>) -> bool {
+        let Some(satisfy) = scope.get("satisfy").filter(|own| own.arg(0) == "any") else { return false };
+        let has_rules = address_rules(scope).next().is_some();
+        let restrictions = [has_rules, self.password.is_some(), self.authorization.is_some()];
+        if restrictions.iter().filter(|is_there| **is_there).count() < 2 {
+            return false;
+        }
+        let (Some(password), None) = (&mut self.password, &self.authorization) else {
+            self.unknown.push((satisfy, "an authorization has no alternative"));
+            return true;
+        };
+        self.from[1] = Some(satisfy);
+        let mut is_denied = false;
+        for rule in address_rules(scope) {
+            match (rule.name == "allow", rule.arg(0)) {
+                // Clients of a Unix socket have no address.
+                (_, "unix:") => {}
+                (false, "all") => break,
+                (false, _) => is_denied = true,
+                (true, _) if is_denied => {
+                    self.unknown.push((rule, "an address that needs no password cannot be denied before"));
+                    break;
+                }
+                (true, "all") => {
+                    password.exempt = ["0.0.0.0/0", "::/0"].map(str::to_owned).to_vec();
+                    break;
+                }
+                (true, who) => password.exempt.push(who.to_owned()),
+            }
+        }
+        true
+    }
+
     fn passwords(&mut self, scope: &Scope<'a>) {
         let Some(realm) = scope.get("auth_basic") else { return };
         let file = scope.get("auth_basic_user_file");
@@ -165,7 +208,8 @@ impl<'a> Guards<'a> {
         self.from[1] = own.or(Some(realm));
         match file {
             Some(file) if !file.arg(0).contains('$') && !realm.arg(0).contains('$') => {
-                self.password = Some((realm.arg(0).to_owned(), file.arg(0).to_owned()));
+                let (realm, file) = (realm.arg(0).to_owned(), file.arg(0).to_owned());
+                self.password = Some(Password { realm, file, exempt: Vec::new() });
             }
             Some(file) => self.unknown.push((file, "realm and file of a password have no variables")),
             None => self.unknown.push((realm, "no `auth_basic_user_file`")),
@@ -226,10 +270,14 @@ impl<'a> Guards<'a> {
 
     /// Whether these, as rules of a directory, refuse all that others do.
     pub(super) fn are_as_strict_as(&self, others: &Guards<'_>) -> bool {
-        let of = |guards: &Guards<'_>| guards.password.as_ref().map(|(_, file)| file.clone());
         let is_access = [&Access::All, &Access::None].contains(&&others.access) || self.access == others.access;
+        let is_password = |other: &Password| {
+            let is_it =
+                |own: &Password| own.file == other.file && (own.exempt.is_empty() || own.exempt == other.exempt);
+            self.password.as_ref().is_some_and(is_it)
+        };
         is_access
-            && (others.password.is_none() || of(self) == of(others))
+            && others.password.as_ref().is_none_or(is_password)
             && (others.authorization.is_none() || self.authorization == others.authorization)
     }
 
@@ -244,9 +292,11 @@ impl<'a> Guards<'a> {
 
     /// A directive because of which these refuse more than others, if there is one.
     pub(super) fn excess_over(&self, others: &Guards<'_>) -> Option<&'a Directive> {
+        let has_more_exempt = |own: &Password, other: &Password| own.exempt.is_empty() && !other.exempt.is_empty();
+        let is_password = |own: &Password| others.password.as_ref().is_none_or(|other| has_more_exempt(own, other));
         let excess = [
             self.access != Access::All && others.access == Access::All,
-            self.password.is_some() && others.password.is_none(),
+            self.password.as_ref().is_some_and(is_password),
             self.authorization.is_some() && others.authorization.is_none(),
         ];
         excess.iter().zip(self.from).find_map(|(is_excess, from)| from.filter(|_| *is_excess))
@@ -256,6 +306,12 @@ impl<'a> Guards<'a> {
     pub(super) fn have_tables(&self) -> bool {
         self.access != Access::All || self.password.is_some() || self.authorization.is_some()
     }
+}
+
+/// The rules `allow` and `deny` in force, in their order.
+fn address_rules<'a>(scope: &Scope<'a>) -> impl Iterator<Item = &'a Directive> {
+    let names = ["allow", "deny"];
+    scope.nearest(&names).iter().filter(move |rule| names.contains(&rule.name.as_str()))
 }
 
 /// The first directive of a block that restricts access and is not among those seen. A named location restricts where it is used.

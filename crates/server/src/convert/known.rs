@@ -171,6 +171,7 @@ const TRANSLATED: &[&str] = &[
     "return",
     "rewrite",
     "root",
+    "satisfy",
     "send_timeout",
     "server",
     "server_name",
@@ -390,7 +391,6 @@ const BY_VALUE: &[ByValue] = &[
     ),
     ByValue("proxy_store", &["off"], "responses are not stored as files; use `cache` in `[[site.app]]`"),
     ByValue("real_ip_recursive", &["on"], "the client is the last address that is not a trusted proxy's"),
-    ByValue("satisfy", &["all"], "a client must satisfy both `[[site.access]]` and `[[site.auth]]`"),
     ByValue("server_tokens", &["off"], "the version is not sent"),
     ByValue(
         "ssl_reject_handshake",
@@ -415,7 +415,6 @@ const HINTS: &[(&[&str], &str)] = &[
         &["map", "geo", "split_clients"],
         "there are no variables of your own; use conditions (`when`) in the rules that use it",
     ),
-    (&["satisfy"], "use `exempt` in `[[site.auth]]`, which has addresses that need no password"),
     (&["set"], "only a variable that always has the same value is replaced by it; write the value where it is used"),
     (
         &["fastcgi_cache_path", "proxy_cache_path"],

@@ -7,7 +7,7 @@
 
 use serde_json::json;
 
-use super::guards::{Access, Guards};
+use super::guards::{Access, Guards, Password};
 use super::location::Location;
 use super::page::{Page, SitePage};
 use super::paths::Paths;
@@ -201,9 +201,12 @@ impl<'a> Covers<'a> {
             is_accepted &= access_table(page, site, directory, &guards.access, from);
         }
         if guards.password.as_ref() != outer.and_then(|outer| outer.password.as_ref())
-            && let (Some((realm, file)), Some(from)) = (&guards.password, password)
+            && let (Some(Password { realm, file, exempt }), Some(from)) = (&guards.password, password)
         {
-            let table = json!({ "directory": directory, "realm": realm, "accounts": file });
+            let mut table = json!({ "directory": directory, "realm": realm, "accounts": file });
+            if !exempt.is_empty() {
+                table["exempt"] = json!(exempt);
+            }
             is_accepted &= page.rule(site, "auth", table, from);
         }
         if guards.authorization.as_ref() != outer.and_then(|outer| outer.authorization.as_ref())
