@@ -821,6 +821,91 @@ fn whole_body_reaches_another_backend_if_one_is_unreachable() {
     }
 }
 
+/// Responds with this status and text.
+fn answering(status: &'static str, text: &'static str) -> Backend {
+    Backend::start(move |_, peer| {
+        while peer.request().is_some() {
+            peer.send(format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n", text.len()));
+            // The rest of the head arrives later.
+            thread::sleep(Duration::from_millis(5));
+            peer.send(format!("\r\n{text}"));
+        }
+    })
+}
+
+#[test]
+fn request_goes_to_another_backend_after_a_status() {
+    let site = Site::new();
+    let backends = [
+        answering("503 Service Unavailable", "busy"),
+        answering("200 OK", "fine"),
+        answering("404 Not Found", "absent"),
+    ];
+    let [busy, fine, absent] = &backends;
+    let keys = "retry_statuses = [503, 404]\nmax_failures = 1000";
+    let server = serve(&site, &[busy, fine, absent], keys);
+    let mut client = server.connect();
+    for method in ["GET", "DELETE", "PUT"] {
+        for _ in 0..6 {
+            let response = client.request(method, "/", &[]);
+            assert_eq!((response.status, &*response.text()), (200, "fine"), "{method}");
+        }
+    }
+    // These may not be repeated.
+    let statuses = |client: &mut Client, method: &str, body: &str| -> Vec<u16> {
+        let request = |_| {
+            client.send_request(method, "/", &[("Content-Length", &body.len().to_string())]);
+            client.send(body.as_bytes());
+            client.response(method).status
+        };
+        let mut all: Vec<u16> = (0..9).map(request).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    };
+    assert_eq!(statuses(&mut client, "POST", ""), [200, 404, 503]);
+    assert_eq!(statuses(&mut client, "PUT", "body"), [200, 404, 503]);
+    // The last one's response is passed on.
+    let server = serve(&site, &[busy, absent], keys);
+    let mut client = server.connect();
+    for _ in 0..6 {
+        let response = client.get("/");
+        assert!([(503, "busy"), (404, "absent")].contains(&(response.status, &*response.text())));
+    }
+    // Each is a failure.
+    let server = serve(&site, &[busy, fine], "retry_statuses = [503]\nmax_failures = 2");
+    let mut client = server.connect();
+    assert!((0..6).all(|_| client.get("/").text() == "fine"));
+    server.wait_for(&format!("the backend {} is out of service for 10s after 2 failures\n", shown(busy.address)));
+}
+
+#[test]
+fn status_after_early_hints_is_passed_on() {
+    let (site, are_seen) = (Site::new(), Arc::new(AtomicBool::new(false)));
+    let hinting = |status: &'static str| {
+        let are_seen = Arc::clone(&are_seen);
+        Backend::start(move |_, peer| {
+            while peer.request().is_some() {
+                peer.send("HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n");
+                wait_until("the client to have the hints", || are_seen.swap(false, Ordering::Relaxed));
+                peer.send(format!("HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n"));
+            }
+        })
+    };
+    let (one, other) = (hinting("503"), hinting("502"));
+    let server = serve(&site, &[&one, &other], "retry_statuses = [502, 503]\nmax_failures = 1000");
+    let mut client = server.connect().untranslated();
+    let mut found = Vec::new();
+    for _ in 0..6 {
+        client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
+        assert!(client.read_head().starts_with("HTTP/1.1 103 "));
+        are_seen.store(true, Ordering::Relaxed);
+        found.push(client.response("GET").status);
+    }
+    found.sort_unstable();
+    assert_eq!(found, [502, 502, 502, 503, 503, 503]);
+}
+
 #[test]
 fn backend_is_chosen_by_hash_of_field() {
     let site = Site::new();

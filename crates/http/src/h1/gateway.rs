@@ -395,6 +395,7 @@ pub struct ReplyReader {
     /// The Sec-WebSocket-Accept that a switch of protocols must have, if the gateway has sent the key.
     accept: Option<Box<str>>,
     references: Option<References>,
+    status: Option<Status>,
     keep_alive: bool,
     /// Interim responses that are still passed on, and their bytes.
     interim_left: usize,
@@ -457,6 +458,7 @@ impl ReplyReader {
             upgrade: request.upgrade,
             accept,
             references: request.references.clone(),
+            status: None,
             keep_alive: false,
             interim_left: INTERIM_MAX,
             interim_bytes_left: INTERIM_BYTES_MAX,
@@ -466,6 +468,11 @@ impl ReplyReader {
     /// Whether the final head has arrived.
     pub fn has_head(&self) -> bool {
         !matches!(self.state, State::Head(_))
+    }
+
+    /// The status of the response, when its final head has arrived.
+    pub fn status(&self) -> Option<Status> {
+        self.status
     }
 
     /// Whether the response is complete by its framing. Bytes after that belong to no response.
@@ -564,7 +571,7 @@ impl ReplyReader {
                 }
             }
             200..600 => {
-                self.keep_alive = head.keep_alive;
+                (self.status, self.keep_alive) = (Some(Status(head.status)), head.keep_alive);
                 self.state = match head.body {
                     ReplyBody::Framed(framing) => State::Body(BodyReader::new(framing)),
                     ReplyBody::UntilClose => State::UntilClose,

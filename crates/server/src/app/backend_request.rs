@@ -8,6 +8,9 @@
 //! repeated (RFC 9110, 9.2.2): the application had probably closed the connection before. Otherwise the application may
 //! have failed because of the request, which must not reach the next one.
 //!
+//! The operator may name statuses (`retry_statuses`) with which a backend leaves a request to another one, if the request may be repeated.
+//! The last backend's response is passed on, whatever its status.
+//!
 //! Nothing here blocks: the step that may, the lookup of a script, has been done before (`scripts`, `threads`).
 
 use std::collections::VecDeque;
@@ -54,6 +57,10 @@ pub struct BackendRequest {
     ready_at: usize,
     /// The request, until the first byte of a response arrives.
     again: Option<AppCall>,
+    /// The request, from that byte until the status of the response, which may send it to another backend.
+    until_status: Option<AppCall>,
+    /// The status does so.
+    is_declined: bool,
     /// The connection was used before.
     is_used: bool,
     /// The request may be sent twice.
@@ -136,6 +143,8 @@ impl BackendRequest {
             ready: Vec::new(),
             ready_at: 0,
             again: Some((work, place)),
+            until_status: None,
+            is_declined: false,
             is_used,
             is_repeatable,
             is_sent: false,
@@ -268,11 +277,20 @@ impl BackendRequest {
                     continue;
                 }
             };
-            self.again = None;
+            self.until_status =
+                self.again.take().filter(|call| self.may_be_declined(call)).or(self.until_status.take());
             let had_head = self.codec.has_head();
             let is_ours = matches!(self.backend.at, At::Kept(_));
             let taken = self.codec.take(&mut buffer[..count], is_ours, stderr_lines);
             self.is_broken |= taken.is_spoiled;
+            if self.is_declined() {
+                (self.end, self.is_declined) = (Some(false), true);
+                continue;
+            }
+            if self.codec.has_head() || !taken.interim.is_empty() {
+                // The client gets a part of the response.
+                self.until_status = None;
+            }
             self.interim = taken.interim;
             match taken.end {
                 Some(Ok(())) => self.end = Some(true),
@@ -310,6 +328,20 @@ impl BackendRequest {
         }
     }
 
+    /// Returns whether another backend may get a request because of the status of the response.
+    fn may_be_declined(&self, (_, place): &AppCall) -> bool {
+        let upstream = place.upstream.as_ref();
+        self.is_repeatable && upstream.is_some_and(|upstream| upstream.retries_after_status(place.tried, place.member))
+    }
+
+    /// Returns whether the backend has responded with a status after which another one gets the request.
+    fn is_declined(&self) -> bool {
+        let Some((_, Place { upstream: Some(upstream), .. })) = &self.until_status else { return false };
+        self.codec
+            .status()
+            .is_some_and(|status| upstream.settings().retry_statuses.iter().any(|retry| *retry == status))
+    }
+
     /// Returns whether something that was read is not reported yet.
     pub(super) fn has_read(&self) -> bool {
         self.ready_at < self.ready.len() || !self.interim.is_empty()
@@ -345,9 +377,10 @@ impl BackendRequest {
         mut self: Box<BackendRequest>,
         counts: &mut HttpCounts,
     ) -> Result<(AppCall, Permit), Box<BackendRequest>> {
-        let Some((work, mut place)) = self.again.take() else { return Err(self) };
+        let declined = self.until_status.take().filter(|_| self.is_declined);
+        let Some((work, mut place)) = declined.or_else(|| self.again.take()) else { return Err(self) };
         let is_unreached = matches!(self.trouble, AppTrouble::Unreachable | AppTrouble::TimedOut);
-        let may = if is_unreached && !self.is_used {
+        let may = if self.is_declined || is_unreached && !self.is_used {
             // It counts this failure.
             self.in_use = None;
             place.try_another(&work, counts)

@@ -11,6 +11,7 @@ use amped_http::h1::body::{LAST_CHUNK, push_chunk};
 use amped_http::h1::gateway::{self, Forward, ReplyReader};
 use amped_http::h1::request::Framing;
 use amped_http::interim::Interim;
+use amped_http::status::Status;
 
 use super::manager::CANNOT_START;
 use super::output::StderrLines;
@@ -86,6 +87,14 @@ impl Codec {
         match self {
             Codec::FastCgi(_) => true,
             Codec::Http(http) => http.reader.has_head(),
+        }
+    }
+
+    /// Returns the status of the response, if that is known.
+    pub(super) fn status(&self) -> Option<Status> {
+        match self {
+            Codec::FastCgi(_) => None,
+            Codec::Http(http) => http.reader.status(),
         }
     }
 

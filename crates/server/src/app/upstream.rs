@@ -230,6 +230,12 @@ impl Upstream {
         }
     }
 
+    /// Returns whether a status of this backend may send a request to another one, which is none of those in this set of bits.
+    pub fn retries_after_status(&self, tried: u64, member: usize) -> bool {
+        let is_left = |other: usize| other != member && tried & 1 << other == 0;
+        !self.settings.retry_statuses.is_empty() && (0..self.members.len()).any(is_left)
+    }
+
     /// Returns whether a backend is out of service and to be tried now: one caller gets `true`.
     fn takes_trial(&self, member: usize, now_ms: u64) -> bool {
         let retry_ms = &self.members[member].retry_ms;

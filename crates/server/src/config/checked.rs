@@ -1053,13 +1053,19 @@ impl Checker<'_> {
             }
             let resolve = app.resolve.unwrap_or(default.resolve);
             app.resolve = (!names.is_empty()).then_some(resolve);
+            let is_single = servers.len() == 1 && names.is_empty();
+            if let Some(place) = node.get("retry_statuses").place().filter(|_| is_single) {
+                let help = "remove it, or add servers to `http`";
+                self.findings.at(place, "`retry_statuses` has no effect for a single server", help);
+            }
+            let retry_statuses = app.retry_statuses.clone().unwrap_or_default();
             let health = app.health.clone();
             if let Some(check) = health.as_ref().filter(|check| check.timeout > check.interval) {
                 let message =
                     format!("`timeout` ({:?}) is longer than `interval` ({:?})", check.timeout, check.interval);
                 self.findings.at(node.get("health").span(), message, "lower `timeout`, or raise `interval`");
             }
-            if let Some(place) = node.get("health").place().filter(|_| servers.len() == 1 && names.is_empty()) {
+            if let Some(place) = node.get("health").place().filter(|_| is_single) {
                 let help = "remove it: a single server gets all requests, whatever its state";
                 self.findings.at(place, "`health` has no effect for a single server", help);
             }
@@ -1072,6 +1078,7 @@ impl Checker<'_> {
                 connect_timeout,
                 max_failures,
                 failure_timeout,
+                retry_statuses,
                 health,
             };
         }
@@ -1159,8 +1166,9 @@ impl Checker<'_> {
 }
 
 /// The keys that only rules with `http` use.
-const HTTP_KEYS: [&str; 17] = [
+const HTTP_KEYS: [&str; 18] = [
     "health",
+    "retry_statuses",
     "host",
     "resolve",
     "backend_path",

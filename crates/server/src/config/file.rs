@@ -39,7 +39,8 @@ use super::forms::{
 use super::optimise::Optimise;
 use super::settings::{
     Architecture, Balance, ConnectionStart, ContainSettings, ControlSettings, HealthCheck, HelperSettings, Listen,
-    LogSettings, MetricsSettings, ObjectStorageSettings, SendSettings, SpoolSettings, StopSettings, TlsSettings,
+    LogSettings, MetricsSettings, ObjectStorageSettings, RetryStatus, SendSettings, SpoolSettings, StopSettings,
+    TlsSettings,
 };
 
 /// Configuration of amped
@@ -394,6 +395,11 @@ pub struct AppTable {
     #[schemars(example = "10s")]
     #[serde(default, with = "PositiveSeconds")]
     pub failure_timeout: Option<Duration>,
+    /// Statuses with which one of several `http` servers leaves a request to another one, 400 to 599; default: none
+    ///
+    /// For requests that may be repeated and have no body; the last server's response is passed on. Counts as a failure.
+    #[schemars(extend("examples" = [[502, 503, 504]]))]
+    pub retry_statuses: Option<Vec<RetryStatus>>,
     /// Requests by which each of several `http` servers shows whether it works; default: none
     #[schemars(extend("examples" = [{ "path": "/health" }]))]
     pub health: Option<HealthCheck>,

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use amped_core::cache::hostname::HostnameLimits;
 use amped_core::forms::{FieldValue, HealthPath};
+use amped_http::status::Status;
 use amped_http::uri::host_of;
 use amped_sys::seccomp::Refusal;
 use amped_units::{Bytes, Count, Form as _, Positive, PositiveBytes, PositiveSeconds, Seconds, forms, written_as_text};
@@ -104,8 +105,21 @@ pub struct UpstreamSettings {
     /// How long it gets none.
     #[default(Duration::from_secs(10))]
     pub failure_timeout: Duration,
+    /// Statuses with which one leaves a request to another one.
+    pub retry_statuses: Vec<RetryStatus>,
     /// How they are checked without requests of clients.
     pub health: Option<HealthCheck>,
+}
+
+/// A status with which a server leaves a request to another one, 400 to 599
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+pub struct RetryStatus(#[serde(with = "Count::<400, 599>")] usize);
+
+impl PartialEq<Status> for RetryStatus {
+    fn eq(&self, status: &Status) -> bool {
+        self.0 == usize::from(status.0)
+    }
 }
 
 /// Active checks of `http` servers

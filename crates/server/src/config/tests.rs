@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use amped_core::cache::hostname::HostnameLimits;
+use amped_http::status::Status;
 use amped_units::Bytes;
 
 use super::cli::Serve;
@@ -343,6 +344,24 @@ fn backends_are_configured_with_defaults() {
         (&shares[..], upstream.names[0].share.weight),
         (&[" weight=2".into(), " weight=1000 backup".into()][..], 7)
     );
+}
+
+#[test]
+fn statuses_of_retries_are_checked() {
+    let table = "[[site]]\nroot = '/'\n[[site.app]]\nmatch = '/**'\n";
+    let read = |keys: &str| read(&[table, keys].concat());
+    let settings = read("http = ['127.0.0.1:1', '127.0.0.1:2']\nretry_statuses = [503, 400]").unwrap();
+    let AppKind::Http(upstream) = &settings.apps[0][0].kind else { panic!() };
+    let found = [400, 404, 503].map(|status| upstream.retry_statuses.iter().any(|retry| *retry == Status(status)));
+    assert_eq!(found, [true, false, true]);
+    for (keys, message) in [
+        ("http = ['127.0.0.1:1', '127.0.0.1:2']\nretry_statuses = [200]", "cannot be 200"),
+        ("http = ['127.0.0.1:1']\nretry_statuses = [503]", "no effect for a single server"),
+        ("cgi = true\nretry_statuses = [503]", "no effect without `http`"),
+    ] {
+        let error = read(keys).expect_err(keys).to_string();
+        assert!(error.contains(message), "{keys}: {error}");
+    }
 }
 
 #[test]

@@ -69,6 +69,11 @@ pub(super) fn proxy(
         // nginx's default is what `proxy_pass` names.
         backend_tls(page, site, scope, &mut table, directive, upstream.map(|_| address));
     }
+    let servers: Vec<&str> = upstream.map_or_else(|| vec![address], |own| servers(own).map(|own| own.arg(0)).collect());
+    let are_several = servers.len() > 1 || servers.iter().any(|server| has_name(server));
+    if let Some(from) = scope.get("proxy_next_upstream").filter(|_| are_several) {
+        retries(page, site, &mut table, from);
+    }
     common(page, site, scope, &mut table, "proxy");
     if let Some(from) = scope.get("proxy_connect_timeout")
         && let Some(time) = time(from.arg(0))
@@ -223,16 +228,16 @@ fn url(address: &str, default_port: u16, has_tls: bool) -> String {
     }
 }
 
-/// The servers of an `upstream`.
+/// The servers of an `upstream` that are in service.
+fn servers(upstream: &Directive) -> impl Iterator<Item = &Directive> {
+    let is_down = |line: &Directive| line.args.iter().any(|word| word == "down");
+    upstream.inner().iter().filter(move |line| line.name == "server" && !is_down(line))
+}
+
+/// How requests are shared among the servers of an `upstream`.
 fn balance(page: &mut Page, site: &mut SitePage, table: &mut Value, upstream: &Directive, has_tls: bool) {
-    let mut servers = Vec::new();
     for line in upstream.inner() {
         match line.name.as_str() {
-            "server" if line.args.iter().any(|word| word == "down") => {}
-            "server" => {
-                let share = server_options(page, site, table, line);
-                servers.push((url(line.arg(0), 80, has_tls), share));
-            }
             "least_conn" => table["balance"] = "least-connections".into(),
             "ip_hash" => table["balance"] = "hash".into(),
             "hash" => match line.arg(0).strip_prefix("$http_") {
@@ -246,16 +251,41 @@ fn balance(page: &mut Page, site: &mut SitePage, table: &mut Value, upstream: &D
                 None => page.note_here(site, line, "`balance = \"hash\"` uses the client's address or a field"),
             },
             "keepalive" => table["min_spare"] = line.arg(0).parse::<u64>().unwrap_or(32).into(),
-            "zone" | "keepalive_timeout" | "keepalive_requests" | "keepalive_time" => {}
+            "server" | "zone" | "keepalive_timeout" | "keepalive_requests" | "keepalive_time" => {}
             _ => page.note_here(site, line, "no equivalent; see `balance` in `[[site.app]]`"),
         }
     }
+    let mut share = |line: &Directive| (url(line.arg(0), 80, has_tls), server_options(page, site, table, line));
+    let servers: Vec<(String, Share)> = servers(upstream).map(&mut share).collect();
     // The others are `down`.
     let are_all = servers.iter().all(|(_, share)| share.is_backup);
     let texts = servers
         .into_iter()
         .map(|(url, share)| format!("{url}{}", Share { is_backup: share.is_backup && !are_all, ..share }));
     table["http"] = texts.collect();
+}
+
+/// After which failures another server gets a request.
+fn retries(page: &mut Page, site: &mut SitePage, table: &mut Value, from: &Directive) {
+    let mut statuses: Vec<u16> = Vec::new();
+    for word in &from.args {
+        match word.strip_prefix("http_").and_then(|status| status.parse().ok()) {
+            Some(status) => statuses.push(status),
+            None if ["error", "timeout"].contains(&word.as_str()) => {}
+            None if word == "invalid_header" => page.note_here(
+                site,
+                from,
+                "a response that is not HTTP is an error; another server does not get the request",
+            ),
+            None => {
+                let why = "another server gets a request if none of it was sent, or if it may be repeated and the connection fails";
+                page.note_here(site, from, why);
+            }
+        }
+    }
+    if !statuses.is_empty() {
+        table["retry_statuses"] = json!(statuses);
+    }
 }
 
 /// The options of a server. Returns its share of the requests.
@@ -276,6 +306,9 @@ fn server_options(page: &mut Page, site: &mut SitePage, table: &mut Value, line:
                     share = Share { weight: weight.max(share.weight), is_backup: is_backup || share.is_backup };
                 }
                 _ if word.starts_with("weight=") => page.note_here(site, line, "weights are 1 to 1000"),
+                _ if word.starts_with("max_conns=") => {
+                    page.note_here(site, line, "use `max_processes` in `[[site.app]]`, for all servers together")
+                }
                 _ => page.note_here(site, line, &format!("servers have no `{word}`")),
             },
         }

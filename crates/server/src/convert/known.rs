@@ -154,6 +154,7 @@ const TRANSLATED: &[&str] = &[
     "proxy_cache_valid",
     "proxy_connect_timeout",
     "proxy_hide_header",
+    "proxy_next_upstream",
     "proxy_no_cache",
     "proxy_pass",
     "proxy_read_timeout",
@@ -377,11 +378,6 @@ const BY_VALUE: &[ByValue] = &[
     ByValue("proxy_force_ranges", &["off"], "the application decides about ranges"),
     ByValue("proxy_ignore_client_abort", &["off"], "a request whose client leaves is ended"),
     ByValue("proxy_intercept_errors", &["off"], "errors of applications are sent as they are"),
-    ByValue(
-        "proxy_next_upstream",
-        &["error timeout"],
-        "another server gets a request if none of it was sent, or if it may be repeated and the connection fails",
-    ),
     ByValue("proxy_pass_request_body", &["on"], "bodies are forwarded"),
     ByValue("proxy_pass_request_headers", &["on"], "fields of requests are forwarded"),
     ByValue(

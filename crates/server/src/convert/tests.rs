@@ -106,7 +106,9 @@ fn directives_that_change_responses_are_not_ignored() {
         "client_body_in_file_only on;",
         "client_body_temp_path /x;",
         "gzip_static always;",
-        "proxy_next_upstream off;",
+        "location /a/ { proxy_pass http://a.test; proxy_next_upstream off; }",
+        "location /a/ { proxy_pass http://a.test; proxy_next_upstream error http_502 non_idempotent; }",
+        "location /a/ { proxy_pass http://a.test; proxy_next_upstream timeout invalid_header; }",
         "limit_req_status 503;",
         "ssl_reject_handshake on;",
         "proxy_redirect http://a/ /;",
@@ -482,6 +484,29 @@ fn servers_of_an_upstream_keep_their_shares() {
     check("server a down; server b backup weight=2;", r#"["b:80 weight=2"]"#, 0);
     check("server a weight=5000; server b weight=1;", r#"["a:80","b:80"]"#, 1);
     check("server a slow_start=3s; server b;", r#"["a:80","b:80"]"#, 1);
+}
+
+#[test]
+fn statuses_of_retries_are_converted_if_there_is_another_server() {
+    let converted = |servers: &str| {
+        let text = format!(
+            "upstream u {{ {servers} }}
+             server {{ location / {{ proxy_pass http://u; proxy_next_upstream error timeout http_502 http_503; }} }}"
+        );
+        let page = page(&text);
+        let statuses = page.sites[0].tables("app").find_map(|app| Some(app.get("retry_statuses")?.to_string()));
+        (statuses, page.left)
+    };
+    let statuses = Some("[502,503]".to_owned());
+    for (servers, expected) in [
+        ("server 10.0.0.1; server 10.0.0.2;", &statuses),
+        ("server 10.0.0.1; server 10.0.0.2 backup;", &statuses),
+        ("server a.test;", &statuses),
+        ("server 10.0.0.1; server 10.0.0.2 down;", &None),
+        ("server 10.0.0.1;", &None),
+    ] {
+        assert_eq!(converted(servers), (expected.clone(), vec![]), "{servers}");
+    }
 }
 
 #[test]
