@@ -132,7 +132,7 @@ pub struct HttpCounts {
     pub reuses: u64,
     /// Requests sent again, over another connection or to another backend.
     pub retries: u64,
-    /// Attempts that failed: no connection, or no complete response.
+    /// Attempts that failed: no connection, no complete response, or a status after which the request is retried.
     pub failures: u64,
     /// Times that a backend was taken out of service.
     pub outages: u64,

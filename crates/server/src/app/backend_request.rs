@@ -3,13 +3,11 @@
 //! `backend` provides the connection, idle or new, and decides whether it is kept after the request; `codec` is the
 //! protocol on it, FastCGI or HTTP. A connection carries one request at a time.
 //!
-//! A request is sent again over another connection in two cases. It was not sent: then the application has no part of
+//! A request is sent again over another connection in three cases. It was not sent: then the application has no part of
 //! it. Or the connection was an idle one, was closed before the first byte of a response, and the request may be
 //! repeated (RFC 9110, 9.2.2): the application had probably closed the connection before. Otherwise the application may
-//! have failed because of the request, which must not reach the next one.
-//!
-//! The operator may name statuses (`retry_statuses`) with which a backend leaves a request to another one, if the request may be repeated.
-//! The last backend's response is passed on, whatever its status.
+//! have failed because of the request, which must not reach the next one. Or the response has a status that the operator has named
+//! (`retry_statuses`), and the request may be repeated; if no other backend is left, that response is passed on.
 //!
 //! Nothing here blocks: the step that may, the lookup of a script, has been done before (`scripts`, `threads`).
 
@@ -301,7 +299,7 @@ impl BackendRequest {
                 && self.codec.has_head()
                 && let Some(in_use) = &self.in_use
             {
-                self.has_revived |= in_use.note_success();
+                self.has_revived |= in_use.note_response(self.codec.status());
             }
             let mut count = taken.kept;
             match taken.head {
@@ -380,7 +378,10 @@ impl BackendRequest {
         let declined = self.until_status.take().filter(|_| self.is_declined);
         let Some((work, mut place)) = declined.or_else(|| self.again.take()) else { return Err(self) };
         let is_unreached = matches!(self.trouble, AppTrouble::Unreachable | AppTrouble::TimedOut);
-        let may = if self.is_declined || is_unreached && !self.is_used {
+        let is_clients = self.codec.status().is_some_and(|status| !place.is_failure(status));
+        let may = if self.is_declined && is_clients {
+            place.leave(&work)
+        } else if self.is_declined || is_unreached && !self.is_used {
             // It counts this failure.
             self.in_use = None;
             place.try_another(&work, counts)

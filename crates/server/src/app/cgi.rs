@@ -19,6 +19,7 @@ use amped_core::event::Ticket;
 use amped_http::cgi::decimal;
 use amped_http::h1::request_fields::{ClientConnection, ClientSession};
 use amped_http::proxy_header::ProxiedEnds;
+use amped_http::status::Status;
 use amped_sys::file::Patience;
 use amped_sys::pipe::{self, Pipe};
 use amped_sys::{file, socket};
@@ -94,7 +95,7 @@ pub struct Place {
     pub upstream: Option<Arc<Upstream>>,
     /// The number of `backend` among them.
     pub member: usize,
-    /// Those that could not be reached, as a set of bits.
+    /// Those that were tried without success, as a set of bits.
     pub tried: u64,
     /// Scripts are files of the site; otherwise the application finds its own.
     pub files: bool,
@@ -116,13 +117,23 @@ impl Place {
         true
     }
 
-    /// The backend of a forwarded request could not be reached: chooses another. Returns `false` if there is none.
+    /// The backend of a forwarded request has failed: counts that, and chooses another. Returns `false` if there is none.
     pub(super) fn try_another(&mut self, work: &AppWork, counts: &mut HttpCounts) -> bool {
         let Some(upstream) = &self.upstream else { return false };
         counts.failures += 1;
         counts.outages += u64::from(upstream.note_failure(self.member));
+        self.leave(work)
+    }
+
+    /// Chooses another backend for a forwarded request. Returns `false` if there is none.
+    pub(super) fn leave(&mut self, work: &AppWork) -> bool {
         self.tried |= 1 << self.member;
         self.choose(work)
+    }
+
+    /// Returns whether a response with this status is a failure of the backend.
+    pub(super) fn is_failure(&self, status: Status) -> bool {
+        self.upstream.as_ref().is_some_and(|upstream| upstream.settings().is_failure(status))
     }
 }
 

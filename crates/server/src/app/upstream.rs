@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
+use amped_http::status::Status;
 use amped_sys::words::Words;
 
 use super::backend::{At, Backend};
@@ -190,15 +191,15 @@ impl Upstream {
         }
         let now_ms = self.now_ms();
         let untried = || (0..self.members.len()).filter(move |member| tried & (1 << member) == 0);
-        let down = self.health().map_or(0, Health::down);
-        let is_healthy = |member: &usize| down & 1 << self.members[*member].number == 0;
-        let is_up = |member: &usize| is_healthy(member) && self.members[*member].retry_ms.load(Ordering::Relaxed) == 0;
+        let is_up = |member: &usize| self.is_up(*member);
         let share = |member: usize| self.members[member].server.share;
         let is_primary = |member: &usize| !share(*member).is_backup;
         // Backups, if there is no other.
         let needs_backups = !untried().filter(is_primary).any(|member| is_up(&member));
         let eligible = || untried().filter(|member| needs_backups || is_primary(member));
-        if let Some(trial) = eligible().filter(is_healthy).find(|&member| self.takes_trial(member, now_ms)) {
+        if let Some(trial) =
+            eligible().filter(|&member| self.is_healthy(member)).find(|&member| self.takes_trial(member, now_ms))
+        {
             return Some(trial);
         }
         let mut candidates: Vec<usize> = eligible().filter(is_up).collect();
@@ -209,7 +210,10 @@ impl Upstream {
             candidates = untried().collect();
         }
         let weight = |member: usize| u64::from(share(member).weight);
-        let turn = in_turn(&candidates, weight, self.turns.all()[0].fetch_add(1, Ordering::Relaxed))?;
+        let turns = &self.turns.all()[0];
+        // A retry takes no turn: of two backends the one that fails would otherwise be the first choice for each request.
+        let count = if tried == 0 { turns.fetch_add(1, Ordering::Relaxed) } else { turns.load(Ordering::Relaxed) };
+        let turn = in_turn(&candidates, weight, count)?;
         let active = |member: usize| self.members[member].active.load(Ordering::Relaxed) as u64;
         match self.settings.balance {
             Balance::RoundRobin => Some(candidates[turn]),
@@ -230,10 +234,20 @@ impl Upstream {
         }
     }
 
-    /// Returns whether a status of this backend may send a request to another one, which is none of those in this set of bits.
+    /// Returns whether a status of this backend may send a request to another one: one that is in service, and none of those in
+    /// this set of bits.
     pub fn retries_after_status(&self, tried: u64, member: usize) -> bool {
-        let is_left = |other: usize| other != member && tried & 1 << other == 0;
+        let is_left = |other: usize| other != member && tried & 1 << other == 0 && self.is_up(other);
         !self.settings.retry_statuses.is_empty() && (0..self.members.len()).any(is_left)
+    }
+
+    /// Returns whether a backend has neither failed too often nor been found unhealthy.
+    fn is_up(&self, member: usize) -> bool {
+        self.is_healthy(member) && self.members[member].retry_ms.load(Ordering::Relaxed) == 0
+    }
+
+    fn is_healthy(&self, member: usize) -> bool {
+        self.health().map_or(0, Health::down) & 1 << self.members[member].number == 0
     }
 
     /// Returns whether a backend is out of service and to be tried now: one caller gets `true`.
@@ -303,9 +317,10 @@ impl InUse {
         self.upstream.name(self.member)
     }
 
-    /// The backend has responded. Returns whether it was out of service until now.
-    pub fn note_success(&self) -> bool {
-        self.upstream.note_success(self.member)
+    /// The backend has responded, with this status unless it has switched protocols. Returns whether it was out of service until now.
+    pub fn note_response(&self, status: Option<Status>) -> bool {
+        !status.is_some_and(|status| self.upstream.settings.is_failure(status))
+            && self.upstream.note_success(self.member)
     }
 
     /// The backend has failed. Returns whether it is out of service from now on.
@@ -550,6 +565,39 @@ mod tests {
             upstream.note_failure(2);
             assert_eq!(counts(&upstream, 1), [0, 1, 0]);
         }
+    }
+
+    #[test]
+    fn retry_takes_no_turn() {
+        let upstream = upstream(2, Balance::RoundRobin, LONG);
+        let first: Vec<usize> = (0..6)
+            .map(|_| {
+                let member = upstream.pick(0, b"").unwrap();
+                assert_eq!(upstream.pick(1 << member, b""), Some(1 - member));
+                member
+            })
+            .collect();
+        assert!(first.windows(2).all(|two| two[0] != two[1]), "{first:?}");
+    }
+
+    #[test]
+    fn status_sends_request_only_to_a_backend_in_service() {
+        let settings = |statuses: &str| UpstreamSettings {
+            max_failures: 1,
+            failure_timeout: LONG,
+            retry_statuses: serde_json::from_str(statuses).unwrap(),
+            ..UpstreamSettings::default()
+        };
+        let members = |count| (0..count).map(|number| Arc::new(Member::new(number, address(number), 0))).collect();
+        let upstream =
+            |count, statuses| Upstream::new(members(count), settings(statuses), None, Arc::new(Words::new(1).unwrap()));
+        assert!(!upstream(3, "[]").retries_after_status(0, 0));
+        assert!(!upstream(1, "[503]").retries_after_status(0, 0));
+        let three = upstream(3, "[503]");
+        assert!(three.retries_after_status(0, 0) && three.retries_after_status(0b10, 0));
+        assert!(!three.retries_after_status(0b110, 0));
+        three.note_failure(2);
+        assert!(three.retries_after_status(0, 0) && !three.retries_after_status(0b10, 0));
     }
 
     #[test]

@@ -395,9 +395,10 @@ pub struct AppTable {
     #[schemars(example = "10s")]
     #[serde(default, with = "PositiveSeconds")]
     pub failure_timeout: Option<Duration>,
-    /// Statuses with which one of several `http` servers leaves a request to another one, 400 to 599; default: none
+    /// Statuses after which a request is retried on another of several `http` servers, 400 to 599; default: none
     ///
-    /// For requests that may be repeated and have no body; the last server's response is passed on. Counts as a failure.
+    /// Only idempotent requests without a body, and as long as a server in service is left; then the response is passed on. A status from
+    /// 500 on, and 429, counts as a failure of the server.
     #[schemars(extend("examples" = [[502, 503, 504]]))]
     pub retry_statuses: Option<Vec<RetryStatus>>,
     /// Requests by which each of several `http` servers shows whether it works; default: none

@@ -105,13 +105,21 @@ pub struct UpstreamSettings {
     /// How long it gets none.
     #[default(Duration::from_secs(10))]
     pub failure_timeout: Duration,
-    /// Statuses with which one leaves a request to another one.
+    /// Statuses after which a request is retried on another one.
     pub retry_statuses: Vec<RetryStatus>,
     /// How they are checked without requests of clients.
     pub health: Option<HealthCheck>,
 }
 
-/// A status with which a server leaves a request to another one, 400 to 599
+impl UpstreamSettings {
+    /// Returns whether a response with this status is a failure of the backend. Those of clients are none.
+    pub fn is_failure(&self, status: Status) -> bool {
+        let is_of_backend = status.0 >= 500 || status == Status::TOO_MANY_REQUESTS;
+        is_of_backend && self.retry_statuses.iter().any(|retry| *retry == status)
+    }
+}
+
+/// A status after which a request is retried on another server, 400 to 599
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct RetryStatus(#[serde(with = "Count::<400, 599>")] usize);

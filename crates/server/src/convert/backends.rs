@@ -267,6 +267,9 @@ fn balance(page: &mut Page, site: &mut SitePage, table: &mut Value, upstream: &D
 
 /// After which failures another server gets a request.
 fn retries(page: &mut Page, site: &mut SitePage, table: &mut Value, from: &Directive) {
+const RETRIED: &str =
+    "another server gets a request if none of it was sent, or if it may be repeated and the connection fails";
+
     let mut statuses: Vec<u16> = Vec::new();
     for word in &from.args {
         match word.strip_prefix("http_").and_then(|status| status.parse().ok()) {
@@ -277,14 +280,14 @@ fn retries(page: &mut Page, site: &mut SitePage, table: &mut Value, from: &Direc
                 from,
                 "a response that is not HTTP is an error; another server does not get the request",
             ),
-            None => {
-                let why = "another server gets a request if none of it was sent, or if it may be repeated and the connection fails";
-                page.note_here(site, from, why);
-            }
+            None => page.note_here(site, from, RETRIED),
         }
     }
     if !statuses.is_empty() {
         table["retry_statuses"] = json!(statuses);
+    if !["error", "timeout"].iter().all(|word| from.args.iter().any(|arg| arg == word)) {
+        page.note_here(site, from, RETRIED);
+    }
     }
 }
 

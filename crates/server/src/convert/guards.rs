@@ -34,6 +34,8 @@ pub(super) fn restricts(directive: &Directive) -> bool {
     RESTRICTING.contains(&name) || FOREIGN.iter().any(|start| name.starts_with(start)) && !HARMLESS.contains(&name)
 }
 
+const NO_NETWORK: &str = "this is no address or network";
+
 /// Which addresses are admitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Access {
@@ -137,7 +139,7 @@ impl<'a> Guards<'a> {
                 continue;
             }
             if rule.arg(0) != "all" && Network::parse(rule.arg(0)).is_err() {
-                self.unknown.push((rule, "this is no address or network"));
+                self.unknown.push((rule, NO_NETWORK));
                 continue;
             }
             match rule.arg(0) {
@@ -183,13 +185,14 @@ impl<'a> Guards<'a> {
                 (false, "all") => break,
                 (false, _) => is_denied = true,
                 (true, _) if is_denied => {
-                    self.unknown.push((rule, "an address that needs no password cannot be denied before"));
+                    self.unknown.push((rule, "`exempt` cannot leave out an address that `deny` names first"));
                     break;
                 }
                 (true, "all") => {
                     password.exempt = ["0.0.0.0/0", "::/0"].map(str::to_owned).to_vec();
                     break;
                 }
+                (true, who) if Network::parse(who).is_err() => self.unknown.push((rule, NO_NETWORK)),
                 (true, who) => password.exempt.push(who.to_owned()),
             }
         }

@@ -106,9 +106,9 @@ fn directives_that_change_responses_are_not_ignored() {
         "client_body_in_file_only on;",
         "client_body_temp_path /x;",
         "gzip_static always;",
-        "location /a/ { proxy_pass http://a.test; proxy_next_upstream off; }",
+        "location /a/ { proxy_pass http://a.test; proxy_next_upstream http_503 timeout; }",
         "location /a/ { proxy_pass http://a.test; proxy_next_upstream error http_502 non_idempotent; }",
-        "location /a/ { proxy_pass http://a.test; proxy_next_upstream timeout invalid_header; }",
+        "location /a/ { proxy_pass http://a.test; proxy_next_upstream error timeout invalid_header; }",
         "limit_req_status 503;",
         "ssl_reject_handshake on;",
         "proxy_redirect http://a/ /;",
@@ -489,6 +489,34 @@ fn servers_of_an_upstream_keep_their_shares() {
 #[test]
 fn statuses_of_retries_are_converted_if_there_is_another_server() {
     let converted = |servers: &str| {
+#[test]
+fn addresses_of_satisfy_any_need_no_password() {
+    let check = |rules: &str, exempt: Option<&str>, left: usize| {
+        let password = "auth_basic x; auth_basic_user_file f;";
+        let page = page(&format!("server {{ root /a; location /a/ {{ satisfy any; {rules} {password} }} }}"));
+        let exempts = |table: &serde_json::Value| table["exempt"].to_string();
+        let table = page.sites[0].tables("auth").next().map(exempts);
+        assert_eq!((table.as_deref(), page.left.len()), (exempt, left), "{rules}: {:?}", page.left);
+    };
+    check("allow 10.0.0.0/8; deny all;", Some(r#"["10.0.0.0/8"]"#), 0);
+    check("allow 10.0.0.0/8; allow 127.0.0.1; deny 10.0.0.0/7;", Some(r#"["10.0.0.0/8","127.0.0.1"]"#), 0);
+    check("allow all;", Some(r#"["0.0.0.0/0","::/0"]"#), 0);
+    check("deny all; allow 10.0.0.0/8;", Some("null"), 0);
+    check("allow unix:; deny all;", Some("null"), 0);
+    check("", Some("null"), 0);
+    // The location is refused.
+    let is_refused = |rules: &str| {
+        let text = format!("server {{ root /a; location /a/ {{ satisfy any; {rules} }} location /b/ {{ }} }}");
+        let page = page(&text);
+        let refused = page.sites[0].tables("route").any(|route| route["match"] == "/a/**" && route["deny"] == true);
+        assert!(refused && !page.left.is_empty(), "{rules}: {:?}", page.left);
+    };
+    let password = "auth_basic x; auth_basic_user_file f;";
+    is_refused(&format!("deny 10.0.0.1; allow 10.0.0.0/8; {password}"));
+    is_refused(&format!("allow 10.0.0.1/8; deny all; {password}"));
+    is_refused(&format!("auth_request /c; {password}"));
+}
+
         let text = format!(
             "upstream u {{ {servers} }}
              server {{ location / {{ proxy_pass http://u; proxy_next_upstream error timeout http_502 http_503; }} }}"
