@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
@@ -1229,6 +1230,46 @@ fn backend_on_socket_is_served_beside_files() {
     for _ in 0..3 {
         assert_eq!(client.get("/other/path?x").text(), "GET /other/path?x HTTP/1.1");
     }
+}
+
+#[test]
+fn request_that_waited_for_another_backend_is_logged_with_its_own() {
+    if is_https() {
+        return;
+    }
+    let (site, backend, beside) = (Site::new(), Backend::named("free"), tempfile::tempdir().unwrap());
+    let (_listener, _clients) = full_socket(&beside.path().join("full.sock"));
+    let (config, log) = (site.path().with_extension("toml"), beside.path().join("log"));
+    let toml = format!(
+        "listen = [\"127.0.0.1:0\"]\nlog = {{ access = {log:?}, flush = \"10ms\", format = \"json\" }}\n\
+         [[site]]\nroot = {:?}\n[[site.app]]\nmatch = \"/**\"\nhttp = [\"unix:{}\", \"{}\"]",
+        site.path(),
+        beside.path().join("full.sock").display(),
+        backend.address
+    );
+    std::fs::write(&config, toml).unwrap();
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    let mut client = server.connect();
+    (0..4).for_each(|_| assert_eq!(client.get("/").text(), "free"));
+    let own = format!("\"backend\":\"{}\"", backend.address);
+    wait_until("four lines with the backend", || {
+        std::fs::read_to_string(&log).unwrap_or_default().lines().filter(|line| line.contains(&own)).count() == 4
+    });
+}
+
+/// A Unix socket that accepts no further connection, and the connections that fill its queue.
+fn full_socket(path: &Path) -> (UnixListener, Vec<std::os::fd::OwnedFd>) {
+    use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let listener = UnixListener::bind(path).unwrap();
+    net::listen(&listener, 0).unwrap();
+    let address = SocketAddrUnix::new(path).unwrap();
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let open = || {
+        let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        net::connect(&socket, &address).ok().map(|()| socket)
+    };
+    let held = std::iter::from_fn(open).collect();
+    (listener, held)
 }
 
 #[test]

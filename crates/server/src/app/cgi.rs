@@ -99,8 +99,8 @@ pub struct Place {
     pub tried: u64,
     /// Scripts are files of the site; otherwise the application finds its own.
     pub files: bool,
-    /// Whether the connection has been notified that the request is no longer queued.
-    pub start_reported: bool,
+    /// The backend in the last `Output::Started`, if the request has waited for room in an application's queue.
+    pub reported: Option<usize>,
 }
 
 impl Place {

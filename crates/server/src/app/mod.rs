@@ -500,7 +500,7 @@ impl AppSide {
             member: 0,
             tried: 0,
             files: app.settings.files,
-            start_reported: false,
+            reported: None,
         };
         let mut request = Box::new(AppRequest {
             input_ended: !work.has_body,
@@ -678,7 +678,7 @@ impl AppSide {
         let Some(backend) = place.backend.clone() else {
             return Some(Output::Failed(AppTrouble::Failed));
         };
-        let (is_used, start_reported) = (kept.is_some(), place.start_reported);
+        let (is_used, reported, member) = (kept.is_some(), place.reported, place.member);
         let connected = kept.map_or_else(|| self.connect(&backend, &permit, (token, request.ticket)), Ok);
         let (link, patience) = match connected {
             Ok(connection) => {
@@ -696,12 +696,14 @@ impl AppSide {
             }
             Err(StartError::Waits) => {
                 // From now on it waits for the application, so the timeout of the application runs.
-                place.start_reported = true;
+                place.reported = reported.or(Some(member));
                 let name = place.upstream.as_ref().map(|upstream| upstream.name(place.member));
                 let refused = self.put_off(request, token, (work, place), permit.semaphore());
-                return refused.or((!start_reported).then_some(Output::Started(name)));
+                return refused.or(reported.is_none().then_some(Output::Started(name)));
             }
         };
+        // The next attempt may be at the backend that it waited for.
+        place.reported = reported.map(|_| member);
         if patience.is_some() {
             *(if is_used { &mut self.http.reuses } else { &mut self.http.connects }) += 1;
         }
@@ -717,7 +719,8 @@ impl AppSide {
         request.stage = Stage::Talks(request_);
         // Nothing has arrived yet; epoll will report it.
         (request.is_ready, request.has_closed) = (false, false);
-        (!start_reported).then_some(Output::Started(backend))
+        // It may have waited for another one.
+        (reported != Some(member)).then_some(Output::Started(backend))
     }
 
     /// Opens a new connection, and begins its TLS session.
