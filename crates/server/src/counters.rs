@@ -270,19 +270,28 @@ pub enum Cipher {
     ChaCha20,
 }
 
-/// Why a TLS handshake was not completed: see [`FailureCounts`].
+/// Why a TLS handshake was not completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the counts describe them")]
 pub enum HandshakeFailure {
+    /// Counted in [`FailureCounts::version`].
     Version,
+    /// Counted in [`FailureCounts::parameters`].
     Parameters,
+    /// Counted in [`FailureCounts::alpn`].
     Alpn,
+    /// Counted in [`FailureCounts::rejected`].
     Rejected,
+    /// Counted in [`FailureCounts::certificate`].
     Certificate,
+    /// Counted in [`FailureCounts::malformed`].
     Malformed,
+    /// Counted in [`FailureCounts::plain`].
     Plain,
+    /// Counted in [`FailureCounts::timeout`].
     Timeout,
+    /// Counted in [`FailureCounts::closed`].
     Closed,
+    /// Counted in [`FailureCounts::key`].
     Key,
 }
 
