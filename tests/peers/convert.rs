@@ -219,7 +219,7 @@ fn convert_reports_what_it_leaves_with_status_3() {
     let (status, stdout, stderr) = run("server {\n listen 80;\n ssi on;\n}\n");
     let note = "site.conf:3: not converted: `ssi on;`: responses are not modified\n";
     assert!(status == Some(3) && stdout.contains(&format!("# {note}")), "{stdout}");
-    assert!(stderr.starts_with(&format!("amped: {note}amped: 1 directives are not")), "{stderr}");
+    assert!(stderr.starts_with(&format!("amped: {note}amped: one directive is not")), "{stderr}");
     let (status, stdout, stderr) = run("server {\n listen 80\n}\n");
     assert_eq!((status, stdout.as_str()), (Some(1), ""));
     assert_eq!(stderr, "amped: site.conf:3:1: `listen` has no `;` at its end\n");

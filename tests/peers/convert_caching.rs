@@ -143,3 +143,63 @@ fn converted_cache_shares_no_page_that_nginx_does_not_share() {
     assert!(wrong.is_empty(), "{wrong}{config}");
     assert!(shared.into_iter().all(|count| count > 100), "{shared:?}");
 }
+
+/// Locations by what they cache.
+const PLACES: &[(&str, &str)] = &[
+    ("nothing", ""),
+    ("pages", "proxy_cache_valid 1m;"),
+    ("some", "proxy_cache_valid 404 302 1m; proxy_cache_valid 500 10m;"),
+    ("all", "proxy_cache_valid 404 1m; proxy_cache_valid any 2m;"),
+    ("default", "proxy_cache_valid 200 203 204 300 301 308 404 410 1m;"),
+];
+
+#[test]
+fn converted_cache_keeps_responses_by_status_as_nginx_does() {
+    const STATUSES: [u16; 15] = [200, 201, 203, 204, 301, 302, 303, 307, 308, 400, 403, 404, 410, 500, 503];
+    let [address, backend] = free_addresses();
+    let (folder, pages) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut servers = format!(
+        "proxy_cache_path {} keys_zone=pages:1m inactive=60m;\n\
+         server {{ listen {address}; root {0}; proxy_set_header Host $http_host; proxy_cache pages;\n\
+         proxy_cache_key $scheme$http_host$request_uri;\n",
+        pages.path().display()
+    );
+    for (place, valid) in PLACES {
+        servers += &format!("location /{place}/ {{ proxy_pass http://{backend}; {valid} }}\n");
+    }
+    servers += "}\n";
+    let mut behind = format!("server {{ listen {backend};\n");
+    for status in STATUSES {
+        let field = "add_header X-Number $request_id always;";
+        behind += &format!("location ~ /{status}$ {{ {field} return {status}; }}\n");
+    }
+    behind += "}";
+    let (source, result) = (folder.path().join("site"), folder.path().join("amped.toml"));
+    fs::write(&source, &servers).unwrap();
+    let converted = program().arg("convert").arg(&source).arg("-o").arg(&result).output().unwrap();
+    // Only the directory of the pages is left.
+    let said = String::from_utf8_lossy(&converted.stderr).into_owned();
+    assert!(said.contains("one directive is not converted"), "{said}");
+    let _nginx = Nginx::start(tempfile::tempdir().unwrap(), address, &(servers + &behind));
+    let server = Server::start(&["--config", result.to_str().unwrap(), "--listen", "127.0.0.1:0"]);
+    let (mut wrong, mut cached) = (String::new(), 0);
+    for (place, _) in PLACES {
+        for status in STATUSES {
+            let is_cached = |address| {
+                let ask = || {
+                    let response = Client::connect(address).get(&format!("/{place}/{status}"));
+                    assert_eq!(response.status, status);
+                    response.field("X-Number").unwrap().to_owned()
+                };
+                ask() == ask()
+            };
+            let (theirs, ours) = (is_cached(address), is_cached(server.address));
+            cached += usize::from(theirs);
+            if theirs != ours {
+                wrong += &format!("/{place}/{status}: nginx {theirs}, amped {ours}\n");
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}{}", fs::read_to_string(&result).unwrap());
+    assert!(cached > STATUSES.len(), "{cached}");
+}

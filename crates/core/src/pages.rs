@@ -124,6 +124,9 @@ const KEPT: [Status; 8] = [
 /// Statuses that may be cached only for a time that the application gives.
 const KEPT_IF_SAID: [Status; 3] = [Status::FOUND, Status::SEE_OTHER, Status::TEMPORARY_REDIRECT];
 
+/// Statuses that are never cached, because they depend on Range or preconditions of the request.
+pub const NEVER_KEPT: [u16; 4] = [206, 304, 412, 416];
+
 /// Maximum fields in the `Vary` of a cached page.
 pub(crate) const VARY_MAX: usize = 8;
 
@@ -133,13 +136,15 @@ pub(crate) fn page_of(
     (script_head, sent): (&ScriptHead<'_>, &ScriptHead<'_>),
     status: Status,
     wanted: &Wanted,
-    rule: CacheRule,
+    rule: &CacheRule,
     (now, wall): (Time, &WallClock),
 ) -> Option<(AppPage, Vec<String>)> {
     let fields = || script_head.fields.iter().copied();
     let said = caching::read(fields(), wall.seconds);
     let caching::Said { forbids, for_all, lifetime, stale_while_revalidate, stale_if_error, age, vary } = said;
-    let is_kept = KEPT.contains(&status) || (lifetime.is_some() && KEPT_IF_SAID.contains(&status));
+    let configured = rule.lifetime_of(status).filter(|_| !NEVER_KEPT.contains(&status.0));
+    let is_kept =
+        configured.is_some() || KEPT.contains(&status) || (lifetime.is_some() && KEPT_IF_SAID.contains(&status));
     // A cookie is meant for one client. RFC 9111, 7.3 leaves it
     // to the application to say so; not every application does.
     let sets_cookies = fields().any(|(name, _)| name.eq_ignore_ascii_case("set-cookie"));
@@ -157,7 +162,7 @@ pub(crate) fn page_of(
         date: wall.date,
         came: now,
         age: Duration::from_secs(age),
-        lifetime: lifetime.map_or(rule.lifetime, Duration::from_secs),
+        lifetime: lifetime.map_or(configured.unwrap_or(rule.lifetime), Duration::from_secs),
         stale_while_revalidate: stale_while_revalidate.map_or(rule.stale_while_revalidate, Duration::from_secs),
         stale_if_error: stale_if_error.map_or(rule.stale_if_error, Duration::from_secs),
         for_all,
@@ -183,7 +188,7 @@ pub(crate) fn renewed(
     page: &AppPage,
     script_head: &ScriptHead<'_>,
     wanted: &Wanted,
-    rule: CacheRule,
+    rule: &CacheRule,
     times: (Time, &WallClock),
 ) -> (AppPage, bool) {
     let is_of_body = |name: &str| OF_BODY.iter().any(|known| name.eq_ignore_ascii_case(known));
@@ -210,7 +215,7 @@ mod tests {
     use super::*;
     use crate::app;
     use crate::glob::Glob;
-    use crate::site::{AppRule, Site};
+    use crate::site::{AppRule, Site, StatusLifetime};
     use amped_http::cgi;
     use amped_http::h1::request::HeadLimits;
     use amped_units::Bytes;
@@ -267,13 +272,13 @@ mod tests {
         let wall = WallClock::at(784_111_777);
         let text = b"ETag: W/\"x\"\nContent-Type: a/b\nCache-Control: max-age=5\nX: 1\nX: 2\nY: z\nVary: Accept\n\n";
         let (head, _) = cgi::parse(text).expect("good").expect("whole");
-        let (page, _) = page_of((&head, &head), Status::OK, &wanted, rule, (Time::START, &wall)).expect("cacheable");
+        let (page, _) = page_of((&head, &head), Status::OK, &wanted, &rule, (Time::START, &wall)).expect("cacheable");
         let page = AppPage { body: Arc::new(b"body".to_vec()), ..page };
         let check = |said: &str, expected: Option<u64>, fields: &str| {
             let text = ["Status: 304\n", said, "\n\n"].concat();
             let (head, _) = cgi::parse(text.as_bytes()).expect("good").expect("whole");
             let now = Time::START + Duration::from_secs(100);
-            let (renewed, is_kept) = renewed(&page, &head, &wanted, rule, (now, &wall));
+            let (renewed, is_kept) = renewed(&page, &head, &wanted, &rule, (now, &wall));
             let lines = renewed
                 .fields
                 .iter()
@@ -302,14 +307,14 @@ mod tests {
     fn stale_use_follows_response_then_rule() {
         let wanted = wants("GET /a HTTP/1.1\nHost: h").expect("some");
         let [lifetime, stale_while_revalidate, stale_if_error] = [10, 20, 30].map(Duration::from_secs);
-        let rule = CacheRule { lifetime, stale_while_revalidate, stale_if_error };
+        let rule = CacheRule { lifetime, by_status: None, stale_while_revalidate, stale_if_error };
         // The ages in seconds until which a page is fresh, sent before revalidation, and in place of an error.
         let check = |fields: &str, expected: [u64; 3]| {
             let text = [fields, "\n\n"].concat();
             let (head, _) = cgi::parse(text.as_bytes()).expect("good").expect("whole");
             let wall = WallClock::at(784_111_777);
             let (page, _) =
-                page_of((&head, &head), Status::OK, &wanted, rule, (Time::START, &wall)).expect("cacheable");
+                page_of((&head, &head), Status::OK, &wanted, &rule, (Time::START, &wall)).expect("cacheable");
             let until = |holds: &dyn Fn(Time) -> bool| {
                 (0..).find(|&age| !holds(Time::START + Duration::from_secs(age))).expect("it ends")
             };
@@ -331,6 +336,40 @@ mod tests {
     }
 
     #[test]
+    fn lifetime_by_status_precedes_that_of_the_rule() {
+        let wanted = wants("GET /a HTTP/1.1\nHost: h").expect("some");
+        let by_status =
+            [(404..=404, 1), (301..=301, 0), (400..=499, 2), (302..=302, 3), (500..=599, 4), (200..=299, 5)];
+        let by_status = by_status
+            .map(|(statuses, seconds)| StatusLifetime { statuses, lifetime: Duration::from_secs(seconds) })
+            .into();
+        let lifetime = Duration::from_secs(10);
+        let rule = CacheRule { lifetime, by_status: Some(by_status), ..CacheRule::default() };
+        let check = |head: &str, expected: Option<u64>| {
+            let text = [head, "\n\n"].concat();
+            let (head, _) = cgi::parse(text.as_bytes()).expect("good").expect("whole");
+            let cgi::Answer::Reply(status) = head.answer() else { panic!("{text}") };
+            let times = (Time::START, &WallClock::at(784_111_777));
+            let kept = page_of((&head, &head), status, &wanted, &rule, times);
+            assert_eq!(kept.map(|(page, _)| page.lifetime.as_secs()), expected, "{text}");
+        };
+        check("Status: 200", Some(5));
+        check("Status: 308", Some(10));
+        check("Status: 206", None);
+        check("Status: 416", None);
+        check("Status: 404", Some(1));
+        check("Status: 410", Some(2));
+        check("Status: 302", Some(3));
+        check("Status: 503", Some(4));
+        check("Status: 301", None);
+        check("Status: 307", None);
+        check("Status: 301\nCache-Control: max-age=5", Some(5));
+        check("Status: 404\nCache-Control: max-age=5", Some(5));
+        check("Status: 503\nCache-Control: no-store", None);
+        check("Status: 503\nSet-Cookie: a=b", None);
+    }
+
+    #[test]
     fn cacheable_responses_have_lifetime_and_vary() {
         const NONE: Option<(u64, &[&str])> = None;
         // For a response with this head to a request with these fields: lifetime in seconds, and `Vary`.
@@ -341,7 +380,7 @@ mod tests {
             let cgi::Answer::Reply(status) = script_head.answer() else { panic!("{head}") };
             let times = (Time::from_millis(5), &WallClock::at(784_111_777));
             let rule = CacheRule { lifetime: Duration::from_secs(10), ..CacheRule::default() };
-            let kept = page_of((&script_head, &script_head), status, &wanted, rule, times);
+            let kept = page_of((&script_head, &script_head), status, &wanted, &rule, times);
             let kept = kept.map(|(page, vary)| (page.lifetime.as_secs(), vary));
             let expected = expected.map(|(seconds, vary)| (seconds, vary.iter().map(|&name| name.into()).collect()));
             assert_eq!(kept, expected, "{fields:?} {head}");

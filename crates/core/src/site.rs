@@ -466,14 +466,33 @@ impl AppRule {
 }
 
 /// How responses are cached, as far as they do not say it themselves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheRule {
-    /// The lifetime.
+    /// The lifetime of those whose status is cacheable by default.
     pub lifetime: Duration,
+    /// Other lifetimes, by status; the first one that has a status applies.
+    pub by_status: Option<Arc<[StatusLifetime]>>,
     /// For how long after it they are used while they are revalidated (RFC 5861, 3).
     pub stale_while_revalidate: Duration,
     /// For how long after it they are used in place of an error (RFC 5861, 4).
     pub stale_if_error: Duration,
+}
+
+/// The lifetime of responses with one of these statuses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatusLifetime {
+    /// The statuses.
+    pub statuses: RangeInclusive<u16>,
+    /// The lifetime; zero: they are not stored.
+    pub lifetime: Duration,
+}
+
+impl CacheRule {
+    /// Returns the lifetime that is configured for a status, if there is one.
+    pub(crate) fn lifetime_of(&self, status: Status) -> Option<Duration> {
+        let all = self.by_status.as_deref().unwrap_or_default();
+        all.iter().find(|own| own.statuses.contains(&status.0)).map(|own| own.lifetime)
+    }
 }
 
 /// How requests are forwarded by HTTP.

@@ -158,7 +158,8 @@ impl AppRequest {
         let Some(rule) = handler.rule(&cx.shared.sites) else {
             return StartResult::Rejected(Status::INTERNAL_SERVER_ERROR, "internal error: request head missing");
         };
-        let AppRule { timeout: time, max_body_bytes: body, max_response_bytes: output, cache, .. } = *rule;
+        let AppRule { timeout: time, max_body_bytes: body, max_response_bytes: output, .. } = *rule;
+        let cache = rule.cache.clone();
         if matches!(framing, Framing::Length(length) if length > body.0) {
             cx.actions.push(Action::Log(too_long(&handler, body)));
             return StartResult::Rejected(Status::CONTENT_TOO_LARGE, BODY_TOO_LONG);
@@ -232,7 +233,7 @@ impl AppRequest {
         let RevalidateWork { request: owned, handler, stale, is_restricted, .. } = work;
         let request = owned.request();
         let rule = handler.rule(&cx.shared.sites)?;
-        let (cache, time, coding) = (rule.cache?, rule.timeout, app_coding::coding(rule, &request));
+        let (cache, time, coding) = (rule.cache.clone()?, rule.timeout, app_coding::coding(rule, &request));
         let is_for_one = is_restricted || rule.makes_credentials();
         let generation = cx.shared.caches.generation();
         let wanted =
@@ -552,7 +553,7 @@ impl AppRequest {
         let http = self.handler.rule(&cx.shared.sites).and_then(|rule| rule.http.as_ref());
         // The cache would choose by the client's value.
         let is_set = |name: &String| http.is_some_and(|http| http.varies(name));
-        let page = pages::page_of((script_head, sent), status, &fill.wanted, fill.rule, (cx.now, &cx.shared.wall));
+        let page = pages::page_of((script_head, sent), status, &fill.wanted, &fill.rule, (cx.now, &cx.shared.wall));
         fill.page = page.filter(|(_, vary)| !vary.iter().any(is_set));
         // The head takes part of the space.
         let head_bytes = script_head.fields.iter().map(|(name, value)| name.len() + value.len()).sum();
@@ -609,7 +610,7 @@ impl AppRequest {
         };
         let Some(stale) = &fill.stale else { return false };
         let times = (cx.now, &cx.shared.wall);
-        let (page, is_kept) = pages::renewed(&stale.page, script_head, &fill.wanted, fill.rule, times);
+        let (page, is_kept) = pages::renewed(&stale.page, script_head, &fill.wanted, &fill.rule, times);
         let page = Arc::new(page);
         if is_kept {
             cx.shared.counts.pages_confirmed += 1;

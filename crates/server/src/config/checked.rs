@@ -8,7 +8,7 @@
 //! A default that conflicts with another key (`min_spare` with `max`, for instance) is adapted if only the other key is
 //! set; two keys that are both set and conflict are an error.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::path::{Path, PathBuf};
@@ -23,17 +23,19 @@ use amped_core::cors::CorsRule;
 use amped_core::glob::Glob;
 use amped_core::request_limit::RequestLimit;
 use amped_core::routes::{FixedResponse, Route, RouteAction};
-use amped_core::site::{Alias, AppRule, CacheRule, HttpRule, Site, Sites, StaticRule, TrustedProxies, Types};
+use amped_core::site::{
+    Alias, AppRule, CacheRule, HttpRule, Site, Sites, StaticRule, StatusLifetime, TrustedProxies, Types,
+};
 use amped_http::h1::gateway::Mount;
 use amped_http::h1::request_fields::RequestField;
 use amped_http::status::Status;
 use amped_http::uri::{clean_path, encode_path};
-use amped_units::Form as _;
+use amped_units::{Form as _, parse_duration};
 
 use super::cli::Serve;
 use super::error::Findings;
 use super::file::{AppTable, AuthTable, File, RouteTable, SiteTable};
-use super::forms::{Realm, error_statuses};
+use super::forms::{Realm, cached_statuses, error_statuses};
 use super::read::{Node, Read};
 use super::settings::{
     Address, AppKind, AppSettings, Balance, ConnectionStart, Form, Listen, LogTarget, UpstreamSettings, form,
@@ -976,7 +978,7 @@ impl Checker<'_> {
             let message = "`cache` requires the content cache, but `content_bytes` is 0";
             self.findings.at(node.get("cache").span(), message, help);
         }
-        for key in ["stale_while_revalidate", "stale_if_error"] {
+        for key in ["cache_by_status", "stale_while_revalidate", "stale_if_error"] {
             if let Some(place) = node.get(key).place().filter(|_| app.cache.is_none()) {
                 let message = format!("`{key}` has no effect without `cache`");
                 self.findings.at(
@@ -988,6 +990,7 @@ impl Checker<'_> {
         }
         let cache = app.cache.map(|lifetime| CacheRule {
             lifetime,
+            by_status: lifetimes(&app.cache_by_status),
             stale_while_revalidate: app.stale_while_revalidate.unwrap_or_default(),
             stale_if_error: app.stale_if_error.unwrap_or_default(),
         });
@@ -1163,6 +1166,16 @@ impl Checker<'_> {
         }
         Some(AppKind::Cgi)
     }
+}
+
+/// The lifetimes of cached responses by status. Their form was checked.
+fn lifetimes(table: &BTreeMap<Box<str>, Box<str>>) -> Option<Arc<[StatusLifetime]>> {
+    let of = |(statuses, time): (&Box<str>, &Box<str>)| {
+        Some(StatusLifetime { statuses: cached_statuses(statuses)?, lifetime: parse_duration(time).ok()? })
+    };
+    // In their order `404` precedes `4xx`.
+    let all: Arc<[StatusLifetime]> = table.iter().filter_map(of).collect();
+    (!all.is_empty()).then_some(all)
 }
 
 /// The keys that only rules with `http` use.

@@ -32,9 +32,9 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 use super::forms::{
-    AccountName, BackendUrl, Charset, Ending, ErrorStatus, FastCgiAddress, HomeDirectory, HostField, HostName,
-    IndexName, MediaType, PagePath, Realm, RedirectTarget, RequestFieldName, RewriteTarget, ServerNameText,
-    VariableName, VariableValue,
+    AccountName, BackendUrl, CachedStatus, Charset, Ending, ErrorStatus, FastCgiAddress, HomeDirectory, HostField,
+    HostName, IndexName, Lifetime, MediaType, PagePath, Realm, RedirectTarget, RequestFieldName, RewriteTarget,
+    ServerNameText, VariableName, VariableValue,
 };
 use super::optimise::Optimise;
 use super::settings::{
@@ -479,6 +479,12 @@ pub struct AppTable {
     #[serde(default, with = "Seconds")]
     #[schemars(example = "10s")]
     pub cache: Option<Duration>,
+    /// Other times by status, or by class (`2xx` to `5xx`), which a status precedes; `0s`: not cached
+    ///
+    /// Without it, responses with 200, 203, 204, 300, 301, 308, 404 or 410 are cached, and redirects that set a lifetime.
+    #[serde(default, deserialize_with = "CachedStatus::map::<Lifetime, _>")]
+    #[schemars(extend("examples" = [{ "404": "1m", "302": "10m" }]))]
+    pub cache_by_status: BTreeMap<Box<str>, Box<str>>,
     /// Use a cached response this much longer, while it is renewed in the background, if it says nothing about that
     ///
     /// As `stale-while-revalidate` of its Cache-Control (RFC 5861), which takes precedence.

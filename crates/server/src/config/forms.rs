@@ -4,9 +4,10 @@ use std::net::Ipv6Addr;
 use std::ops::RangeInclusive;
 
 use amped_core::forms::{is_token, is_value};
+use amped_core::pages::NEVER_KEPT;
 use amped_core::site::BUILT_IN_ERRORS;
 use amped_http::uri::host_of;
-use amped_units::{Form, forms};
+use amped_units::{Form, forms, parse_duration};
 use rustls::pki_types::ServerName;
 
 use super::settings::{Share, number, parse_listen};
@@ -18,6 +19,13 @@ pub(super) fn error_statuses(text: &str) -> Option<RangeInclusive<u16>> {
         "5xx" => Some(500..=599),
         _ => number(text).filter(|status| (400..=599).contains(status)).map(|status| status..=status),
     }
+}
+
+/// Parses a status of a response that may be cached, such as `404`, or a class of them, such as `4xx`.
+pub(super) fn cached_statuses(text: &str) -> Option<RangeInclusive<u16>> {
+    let class = text.strip_suffix("xx").and_then(number).filter(|class| (2..=5).contains(class));
+    let status = || number(text).filter(|status| (200..=599).contains(status) && !NEVER_KEPT.contains(status));
+    class.map(|class| class * 100..=class * 100 + 99).or_else(|| status().map(|status| status..=status))
 }
 
 fn is_built_in(text: &str) -> bool {
@@ -61,6 +69,16 @@ forms! {
         } else {
             "write a status from 400 to 599, such as \"404\", or a class, \"4xx\" or \"5xx\""
         };
+
+    /// Status or class of responses that are cached.
+    CachedStatus: |text| text.len() == 3 && cached_statuses(text).is_some() => text,
+        "is not the status of a response that may be cached",
+        "write a status from 200 to 599, such as \"404\", or a class, such as \"5xx\"; 206, 304, 412 and 416 depend on other fields of a request";
+
+    /// Time that a response is cached.
+    Lifetime: |text| parse_duration(text).is_ok() => text,
+        "is not a time",
+        "write a number and a unit, such as \"10s\" or \"5m\"";
 
     /// Path of an error page.
     PagePath: |text| text.starts_with('/') && text.split('/').all(|step| step != "..") && !text.contains(['?', '#', '\0']) => text,

@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use amped_core::cache::hostname::HostnameLimits;
+use amped_core::site::StatusLifetime;
 use amped_http::status::Status;
 use amped_units::Bytes;
 
@@ -344,6 +345,30 @@ fn backends_are_configured_with_defaults() {
         (&shares[..], upstream.names[0].share.weight),
         (&[" weight=2".into(), " weight=1000 backup".into()][..], 7)
     );
+}
+
+#[test]
+fn lifetimes_by_status_are_checked() {
+    let table = "[[site]]\nroot = '/'\n[[site.app]]\nmatch = '/**'\nhttp = '127.0.0.1:1'\n";
+    let read = |keys: &str| read(&[table, keys].concat());
+    let settings = read("cache = '10s'\ncache_by_status = { 4xx = '2s', 404 = '1s', 302 = '0s' }").unwrap();
+    let rule = settings.sites.get(0).unwrap().apps[0].cache.clone().unwrap();
+    let found: Vec<_> = rule.by_status.iter().flat_map(|all| all.iter()).collect();
+    // The first that has a status applies.
+    let expected = [(302..=302, 0), (404..=404, 1), (400..=499, 2)];
+    let expected =
+        expected.map(|(statuses, seconds)| StatusLifetime { statuses, lifetime: Duration::from_secs(seconds) });
+    assert_eq!(found, expected.iter().collect::<Vec<_>>());
+    assert_eq!(read("cache = '10s'").unwrap().sites.get(0).unwrap().apps[0].cache.as_ref().unwrap().by_status, None);
+    for (keys, message) in [
+        ("cache = '1s'\ncache_by_status = { 206 = '1s' }", "`206` is not the status of a response that may be cached"),
+        ("cache = '1s'\ncache_by_status = { 1xx = '1s' }", "`1xx` is not the status"),
+        ("cache = '1s'\ncache_by_status = { 404 = 'soon' }", "`soon` is not a time"),
+        ("cache_by_status = { 404 = '1s' }", "`cache_by_status` has no effect without `cache`"),
+    ] {
+        let error = read(keys).expect_err(keys).to_string();
+        assert!(error.contains(message), "{keys}: {error}");
+    }
 }
 
 #[test]

@@ -94,7 +94,9 @@ pub(super) fn app_rules(page: &mut Page, site: &mut SitePage, table: Value, bypa
     for when in bypasses {
         let mut without = table.clone();
         let keys = without.as_object_mut().expect("a table");
-        keys.retain(|key, _| !["cache", "stale_while_revalidate", "stale_if_error"].contains(&key.as_str()));
+        keys.retain(|key, _| {
+            !["cache", "cache_by_status", "stale_while_revalidate", "stale_if_error"].contains(&key.as_str())
+        });
         without["when"] = Value::Object(when);
         // The cache would have the pages of these requests too.
         if !page.rule(site, "app", without, directive) {
@@ -265,11 +267,11 @@ fn balance(page: &mut Page, site: &mut SitePage, table: &mut Value, upstream: &D
     table["http"] = texts.collect();
 }
 
-/// After which failures another server gets a request.
-fn retries(page: &mut Page, site: &mut SitePage, table: &mut Value, from: &Directive) {
 const RETRIED: &str =
     "another server gets a request if none of it was sent, or if it may be repeated and the connection fails";
 
+/// After which failures another server gets a request.
+fn retries(page: &mut Page, site: &mut SitePage, table: &mut Value, from: &Directive) {
     let mut statuses: Vec<u16> = Vec::new();
     for word in &from.args {
         match word.strip_prefix("http_").and_then(|status| status.parse().ok()) {
@@ -283,11 +285,11 @@ const RETRIED: &str =
             None => page.note_here(site, from, RETRIED),
         }
     }
-    if !statuses.is_empty() {
-        table["retry_statuses"] = json!(statuses);
     if !["error", "timeout"].iter().all(|word| from.args.iter().any(|arg| arg == word)) {
         page.note_here(site, from, RETRIED);
     }
+    if !statuses.is_empty() {
+        table["retry_statuses"] = json!(statuses);
     }
 }
 

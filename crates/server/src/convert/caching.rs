@@ -3,6 +3,9 @@
 //! Both servers cache by scheme, host and request target, keep nothing with Set-Cookie, and obey Cache-Control, Expires, Vary and
 //! X-Accel-Expires. A cache that distinguishes requests by anything else is left out: its pages would be sent to other clients.
 
+use std::collections::BTreeMap;
+
+use amped_core::pages::NEVER_KEPT;
 use amped_http::text;
 use serde_json::{Map, Value, json};
 
@@ -51,7 +54,7 @@ pub(super) fn cache(
             return Vec::new();
         }
     };
-    table["cache"] = lifetime(page, site, scope, from, kind).into();
+    lifetimes(page, site, scope, table, kind);
     stale(page, site, http, scope, table, kind);
     bypasses
 }
@@ -134,12 +137,10 @@ const SET: &str = "~^([^0]|0.)";
 /// Statuses that `cache` is the lifetime of.
 const KEPT: [&str; 8] = ["200", "203", "204", "300", "301", "308", "404", "410"];
 
-/// The lifetime of responses that give none themselves: without `..._cache_valid` they are not stored.
-fn lifetime(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, cache: &Directive, kind: &str) -> String {
-    let mut first = None;
-    let mut by_status: Vec<(&str, String)> = Vec::new();
+/// Sets the lifetimes of responses that give none themselves: without `..._cache_valid` they are not stored.
+fn lifetimes(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, table: &mut Value, kind: &str) {
+    let mut by_status: BTreeMap<String, String> = BTreeMap::new();
     for directive in scope.all(&format!("{kind}_cache_valid")) {
-        first.get_or_insert(directive);
         let Some((last, statuses)) = directive.args.split_last() else { continue };
         let Some(time) = time(last) else {
             page.note_here(site, directive, "no such time");
@@ -147,22 +148,34 @@ fn lifetime(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, cache: &Dir
         };
         let statuses = statuses.iter().map(String::as_str);
         let statuses = if statuses.len() == 0 { vec!["200", "301", "302"] } else { statuses.collect() };
-        by_status.extend(statuses.into_iter().map(|status| (status, time.clone())));
+        for status in statuses {
+            let all = if status == "any" { &["2xx", "3xx", "4xx", "5xx"][..] } else { &[status] };
+            // The first that has the status applies, or has any.
+            if by_status.contains_key("5xx") {
+                continue;
+            }
+            if NEVER_KEPT.iter().any(|never| never.to_string() == status) {
+                let why =
+                    format!("responses with {status} depend on more of a request than its target, and are not stored");
+                page.note_here(site, directive, &why);
+                continue;
+            }
+            for own in all {
+                by_status.entry((*own).to_owned()).or_insert_with(|| time.clone());
+            }
+        }
     }
-    // The first that has the status, or has any.
-    let of =
-        |status: &str| by_status.iter().find(|(own, _)| [status, "any"].contains(own)).map_or("0s", |(_, time)| time);
-    let time = of("200").to_owned();
-    let others = by_status.iter().map(|(status, _)| *status).filter(|status| !KEPT.contains(status));
-    if KEPT.iter().any(|status| of(status) != time) || others.into_iter().any(|status| of(status) != "0s") {
-        let why = format!(
-            "`cache` is the lifetime of responses with {} or {}; those with another status are stored only if they give one",
-            KEPT[..KEPT.len() - 1].join(", "),
-            KEPT[KEPT.len() - 1]
-        );
-        page.note_here(site, first.unwrap_or(cache), &why);
+    let is_default =
+        by_status.len() == KEPT.len() && KEPT.iter().all(|status| by_status.get(*status) == by_status.get("200"));
+    match by_status.get("200") {
+        Some(time) if is_default => table["cache"] = time.clone().into(),
+        _ => {
+            table["cache"] = "0s".into();
+            if !by_status.is_empty() {
+                table["cache_by_status"] = json!(by_status);
+            }
+        }
     }
-    time
 }
 
 /// When a page is used that is not fresh any more.

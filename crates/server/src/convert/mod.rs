@@ -94,7 +94,10 @@ pub fn run(flags: &cli::Convert) -> ExitCode {
         0 => written,
         _ if written != ExitCode::SUCCESS => written,
         n => {
-            say!("{n} directives are not converted; the comments in the output are at their places");
+            match n {
+                1 => say!("one directive is not converted; a comment in the output is at its place"),
+                _ => say!("{n} directives are not converted; the comments in the output are at their places"),
+            }
             ExitCode::from(INCOMPLETE)
         }
     }

@@ -384,7 +384,7 @@ fn caches_are_converted_if_their_pages_are_for_the_same_clients() {
     let path = "proxy_cache_path /c keys_zone=p:1m inactive=1h; fastcgi_cache_path /f keys_zone=f:1m;";
     let tables = |text: &str| {
         let page = page(&format!("{path} server {{ location / {{ {text} }} }}"));
-        let keys = ["cache", "stale_while_revalidate", "stale_if_error", "when"];
+        let keys = ["cache", "cache_by_status", "stale_while_revalidate", "stale_if_error", "when"];
         let table = |table: &serde_json::Value| {
             let known = table.as_object().expect("a table").iter().filter(|(key, _)| keys.contains(&key.as_str()));
             serde_json::Value::Object(known.map(|(key, value)| (key.clone(), value.clone())).collect()).to_string()
@@ -405,8 +405,11 @@ fn caches_are_converted_if_their_pages_are_for_the_same_clients() {
     let all = |more: &str| format!("{any} {more}");
     check("X_cache ZONE;", r#"{"cache":"0s"}"#, 0);
     check(&all(""), r#"{"cache":"600s"}"#, 0);
-    check("X_cache ZONE; X_cache_valid 1m;", r#"{"cache":"60s"}"#, 1);
-    check("X_cache ZONE; X_cache_valid 404 1m; X_cache_valid any 5s;", r#"{"cache":"5s"}"#, 1);
+    let some = |by_status: &str| format!(r#"{{"cache":"0s","cache_by_status":{by_status}}}"#);
+    check("X_cache ZONE; X_cache_valid 1m;", &some(r#"{"200":"60s","301":"60s","302":"60s"}"#), 0);
+    check("X_cache ZONE; X_cache_valid 404 206 1m;", &some(r#"{"404":"60s"}"#), 1);
+    let two = "X_cache ZONE; X_cache_valid 404 1m; X_cache_valid any 5s; X_cache_valid 500 1m;";
+    check(two, &some(r#"{"2xx":"5s","3xx":"5s","404":"60s","4xx":"5s","5xx":"5s"}"#), 0);
     check("X_cache off; X_cache_valid 1m; X_cache_key $cookie_a;", "{}", 0);
     check("X_cache $zone; X_cache_valid 1m;", "{}", 1);
     check(&all("X_cache_lock on; X_cache_revalidate on; X_cache_methods GET HEAD;"), r#"{"cache":"600s"}"#, 0);
@@ -487,9 +490,6 @@ fn servers_of_an_upstream_keep_their_shares() {
 }
 
 #[test]
-fn statuses_of_retries_are_converted_if_there_is_another_server() {
-    let converted = |servers: &str| {
-#[test]
 fn addresses_of_satisfy_any_need_no_password() {
     let check = |rules: &str, exempt: Option<&str>, left: usize| {
         let password = "auth_basic x; auth_basic_user_file f;";
@@ -517,6 +517,9 @@ fn addresses_of_satisfy_any_need_no_password() {
     is_refused(&format!("auth_request /c; {password}"));
 }
 
+#[test]
+fn statuses_of_retries_are_converted_if_there_is_another_server() {
+    let converted = |servers: &str| {
         let text = format!(
             "upstream u {{ {servers} }}
              server {{ location / {{ proxy_pass http://u; proxy_next_upstream error timeout http_502 http_503; }} }}"
