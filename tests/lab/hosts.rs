@@ -299,6 +299,30 @@ fn hosts_are_reached_by_any_program_that_runs_a_command_there() {
 }
 
 #[test]
+fn path_of_an_experiment_leads_to_clients_on_other_hosts() {
+    let net = Net::new(&["server", "c1", "c2"]);
+    let text = format!(
+        "repetitions = 1\n[[subject]]\nkind = \"nginx\"\n[workload]\nfile = \"100KiB\"\n[load]\nclients = 4\nduration = \"2s\"\n\
+         timeout = \"30s\"\n[path]\nlatency = \"30ms\"\nbandwidth = \"20mbit\"\nlate-max = \"100ms\"\n{}{PATIENT}",
+        net.table(&["c1", "c2"])
+    );
+    let (_, err) = stands(&net.run(&text).output().unwrap());
+    let run = &runs(net.home.path())["1-a0-4"];
+    assert_ne!(run["status"], "invalid", "{run}\n{err}");
+    assert_eq!(check(run, "path"), true, "{run}");
+    let folder = net.home.path().join("out/runs/1-a0-4");
+    let load = json(&folder.join("load.json"));
+    // 20 Mbit/s for both hosts together: at most 25 responses of 100 KiB a second, and those in progress at the end.
+    let latency = &load["latency"];
+    assert!((1..60).contains(&latency["count"].as_u64().unwrap()), "{load}");
+    // A round trip.
+    assert!(latency["p50_ms"].as_f64() > Some(60.0), "{latency}");
+    let hosts = json(&folder.join("hosts.json"));
+    assert_eq!(hosts.as_array().map(Vec::len), Some(3), "{hosts}");
+    assert_nothing_is_left(&net, &[]);
+}
+
+#[test]
 fn load_is_checked_before_hosts_are_reached() {
     for (more, says) in [(&["-c", "0"][..], "--clients must be at least 1"), (&[], "no load given")] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));

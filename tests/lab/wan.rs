@@ -261,16 +261,23 @@ fn packets_are_captured_as_pcapng() {
 
 /// Starts `ammeter wan` with a command that starts others and never ends, and waits until these run.
 fn endless(folder: &Path) -> Child {
+    let child = endless_behind(&["wan", "--latency", "10ms", "--"], folder);
+    assert!(device(&child).exists(), "its device exists");
+    child
+}
+
+/// The same with these words before the command.
+fn endless_behind(words: &[&str], folder: &Path) -> Child {
     let ready = folder.join("ready");
     // A process with an empty environment, such as a server that a script starts.
     let inside = format!("env -i sleep 600 & echo $! > {0}.new; mv {0}.new {0}; wait", ready.display());
     let child = Command::new(env!("CARGO_BIN_EXE_ammeter"))
-        .args(["wan", "--latency", "10ms", "--", "sh", "-c", &inside])
+        .args(words)
+        .args(["sh", "-c", &inside])
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     until("the command to start", || ready.exists());
-    assert!(device(&child).exists(), "its device exists");
     child
 }
 
@@ -414,6 +421,68 @@ fn testbed_classes_have_their_own_paths() {
     assert!(net.wan("down", &[]).status.success());
     assert!(!server.wait().unwrap().success(), "its processes end with the test bed");
     assert_eq!(net.wan("status", &[]).status.code(), Some(1));
+}
+
+#[test]
+fn other_host_joins_a_class_and_leaves_nothing() {
+    let net = Net::up(
+        "[[class]]\nname = \"home\"\nlatency = \"40ms\"\nshared = true\nlisten = \"127.0.0.1:0\"\n[[class]]\nname = \"near\"\n",
+    );
+    let socket = net.folder.path().join("socket").display().to_string();
+    let mut server = Command::new(env!("CARGO_BIN_EXE_ammeter"))
+        .args(["wan", "exec", "--control", &socket, "server", "--", "python3", "-c", SERVE])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let invitation = String::from_utf8(net.wan("invite", &["home"]).stdout).unwrap();
+    let words: Vec<&str> = invitation.split_whitespace().collect();
+    let ["ammeter", "wan", "join", address, "--key", key, "--", "COMMAND"] = words[..] else { panic!("{invitation}") };
+    let join =
+        |key: &str, command: &[&str]| ammeter(&[&["wan", "join", address, "--key", key, "--"], command].concat());
+    let plain = ["curl", "-s", "-o", "/dev/null", "-w", "%{time_connect}", "--max-time", "20", "http://10.77.0.1/"];
+    until("the server to listen", || net.exec("near", &plain).1 == Some(0));
+    let output = join(key, &plain);
+    let time: f64 = String::from_utf8_lossy(&output.stdout).parse().unwrap();
+    assert!(output.status.success() && time >= 0.08, "{time} s, {}", String::from_utf8_lossy(&output.stderr));
+    // A large body in both directions, and the sum of what has arrived.
+    let file = net.folder.path().join("sent");
+    fs::write(&file, vec![b'x'; 3_000_000]).unwrap();
+    let send = "import socket, hashlib, sys
+data = open(sys.argv[1], 'rb').read()
+s = socket.create_connection(('10.77.0.1', 81)); s.sendall(data); s.shutdown(1)
+got = b''.join(iter(lambda: s.recv(65536), b''))
+sys.exit(0 if got == data[::-1] + b'!' else 1)";
+    let reverse = "import socket
+l = socket.create_server(('0.0.0.0', 81)); c, _ = l.accept()
+data = b''.join(iter(lambda: c.recv(65536), b'')); c.sendall(data[::-1] + b'!')";
+    let echo = Command::new(env!("CARGO_BIN_EXE_ammeter"))
+        .args(["wan", "exec", "--control", &socket, "server", "--", "python3", "-c", reverse])
+        .spawn()
+        .unwrap();
+    until("the port to be open", || net.exec("server", &["sh", "-c", "ss -ltn | grep -q :81"]).1 == Some(0));
+    let output = join(key, &["python3", "-c", send, file.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    drop(echo);
+    // The status is that of the command, and one without the key is not let in.
+    assert_eq!(join(key, &["sh", "-c", "exit 7"]).status.code(), Some(7));
+    let output = join(&"0".repeat(32), &["true"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(125) && said.contains("no test bed answers"), "{said}");
+    for (class, says) in [("near", "listen = "), ("far", "known: ")] {
+        let said = String::from_utf8_lossy(&net.wan("invite", &[class]).stderr).into_owned();
+        assert!(said.contains(says), "{said}");
+    }
+    // Even a killed one leaves nothing: the next one ends its command.
+    let folder = tempfile::tempdir().unwrap();
+    let mut killed = endless_behind(&["wan", "join", address, "--key", key, "--"], folder.path());
+    let exe = sleeper(folder.path());
+    assert!(is_running(&exe));
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert!(join(key, &["true"]).status.success());
+    until("the command to end", || !is_running(&exe));
+    assert!(net.wan("down", &[]).status.success());
+    assert!(!server.wait().unwrap().success());
 }
 
 #[test]

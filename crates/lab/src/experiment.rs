@@ -987,9 +987,9 @@ fn check_hosts(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<(), Wrong> {
         let way = "each generates one slice of the load; for more threads use load.generators";
         return Err(wrong(at("hosts.clients"), "duplicate client", way));
     }
-    if file.path.is_some() {
-        let way = "omit [path], or start `ammeter wan` on the hosts";
-        return Err(wrong(at("hosts"), "[path] is emulated on one machine and cannot be combined with [hosts]", way));
+    if file.path.as_ref().is_some_and(|path| path.peer == Peer::Origin) {
+        let what = "a path to an origin is possible only without [hosts]";
+        return Err(wrong(at("path.peer"), what, "omit [hosts]"));
     }
     if file.load.beside > 0 {
         return Err(wrong(at("load.beside"), "additional clients are possible only without [hosts]", ""));
@@ -1439,7 +1439,9 @@ mod tests {
         for via in ["", "ssh", "{host} ssh"] {
             check(&format!("server = \"s\"\nclients = [\"a\"]\nvia = \"{via}\"\n"), "14:7", "docker exec -i {host}");
         }
-        check("server = \"s\"\nclients = [\"a\"]\n[path]\nlatency = \"1ms\"\n", "11:1", "on one machine");
+        check("server = \"s\"\nclients = [\"a\"]\n[path]\npeer = \"origin\"\n", "15:8", "only without [hosts]");
+        let path = "[hosts]\nserver = \"s\"\nclients = [\"a\"]\n[path]\nlatency = \"1ms\"\n";
+        parse("x.toml", &format!("{SHORT}{path}"), Options::default()).expect("a path to other hosts");
     }
 
     #[test]

@@ -20,6 +20,7 @@ use ammeter_load::drive::Stop;
 use ammeter_load::outcome::Outcome;
 use ammeter_monitor::source::{Disk, Interface, Tcp};
 use ammeter_monitor::{Sample, Tick};
+use ammeter_wan::join::Invitation;
 use ammeter_wan::place::{self, Mark};
 use ammeter_wan::selftest::LATE_MAX;
 use ammeter_wan::testbed;
@@ -262,8 +263,11 @@ impl Side {
         let folder = environment.folder()?;
         let instruments = if environment.has_groups { Some(Group::counter()?) } else { None };
         let joined = instruments.as_ref().map_or(Vec::new(), Group::prefix);
-        let path =
-            settings.path.as_ref().map(|_| PathBetween::up(environment, settings, &folder, &joined)).transpose()?;
+        let path = settings
+            .path
+            .as_ref()
+            .map(|_| PathBetween::up(environment, settings, &folder, &joined, address))
+            .transpose()?;
         let (origin, to_server) = match path.as_ref().filter(|_| settings.has_origin()) {
             Some(path) => {
                 (Some(Origin::start(environment, settings, site, into, &folder, (path, &joined), stop)?), None)
@@ -325,6 +329,14 @@ impl Side {
     /// The server's listening address.
     pub(crate) fn address(&self) -> SocketAddr {
         self.server.address
+    }
+
+    /// What clients on other hosts need to join its path, if it has one.
+    ///
+    /// # Errors
+    /// When the path has ended.
+    pub(crate) fn invitation(&self) -> Result<Option<Invitation>, Failure> {
+        self.path.as_ref().map(|path| testbed::invitation(&path.socket, PathBetween::CLIENTS)).transpose()
     }
 
     /// Prepares for the measured load.
@@ -816,12 +828,13 @@ impl PathBetween {
     /// The clients' class.
     const CLIENTS: &'static str = "clients";
 
-    /// Starts the router, and moves the calling thread into the clients' namespace.
+    /// Starts the router, and moves the calling thread into the clients' namespace. `address`: where clients on other hosts join it.
     fn up(
         environment: &TestEnvironment,
         settings: &Settings,
         folder: &Folder,
         joined: &[String],
+        address: Option<IpAddr>,
     ) -> Result<PathBetween, Failure> {
         let Some(texts) = &settings.path else { return Err(Failure::failed("there is no path")) };
         if !environment.is_root {
@@ -830,6 +843,7 @@ impl PathBetween {
         let mut net = String::new();
         net.extend(texts.congestion_control.iter().map(|name| format!("congestion-control = {name:?}\n")));
         net += &format!("[[class]]\nname = {:?}\nshared = true\n", Self::CLIENTS);
+        net.extend(address.map(|address| format!("listen = \"{}\"\n", SocketAddr::new(address, 0))));
         for (key, text) in [
             ("profile", &texts.profile),
             ("latency", &texts.latency),

@@ -51,6 +51,15 @@ impl Tun {
         Ok(Tun { fd: file.into() })
     }
 
+    /// Makes the kernel send whole packets from now on, segmented and with their checksums: their header is empty.
+    ///
+    /// # Errors
+    /// EBADFD once the device was removed.
+    pub fn without_offload(&self) -> io::Result<()> {
+        // SAFETY: TUNSETOFFLOAD takes a plain number. JUSTIFICATION: as above.
+        check(unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TUNSETOFFLOAD, 0 as libc::c_ulong) })
+    }
+
     /// Reads the next packet that the kernel sends, with its header, into `buffer`; returns its length. Does not wait.
     ///
     /// # Errors

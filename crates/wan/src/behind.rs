@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use amped_measure::Failure;
@@ -32,7 +32,7 @@ pub const HOST6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1);
 /// The last number of the command's addresses is from 2 to this.
 const CLIENTS_MAX: u16 = 254;
 /// The command's device, in its namespace.
-const DEVICE: &str = "wan0";
+pub(crate) const DEVICE: &str = "wan0";
 /// Time that a command has to exit after SIGTERM, before it is killed.
 const PATIENCE: Duration = Duration::from_secs(3);
 
@@ -80,11 +80,10 @@ pub fn run(settings: Settings) -> Result<Outcome, Failure> {
     let (ports, port) = channel();
     let (starts, start) = channel();
     let (events, ended) = channel();
-    let inside = Inside { settings: settings.clone(), mark, client };
-    let thread = thread::Builder::new()
-        .name("namespace".to_owned())
-        .spawn(move || inside.run(&ports, &start, &events))
-        .map_err(Failure::io("start a thread"))?;
+    let (v4, v6) = client_addresses(client);
+    let device = device(&settings, DEVICE.to_owned(), [v4, v6], [HOST4.into(), HOST6.into()]);
+    let inside = Inside { command: settings.command.clone(), device, mark };
+    let thread = inside.start(ports, start, events)?;
     let router = match port.recv() {
         Ok(port) => Router::start(router_settings(&settings, host, port, client))?,
         // It has sent its error before it ended.
@@ -92,7 +91,7 @@ pub fn run(settings: Settings) -> Result<Outcome, Failure> {
     };
     // A thread that has ended is detected below.
     let _ = starts.send(());
-    let result = wait(&ended, &signals, &router);
+    let result = wait(&ended, &signals, || router.has_ended());
     mark.end_all();
     let _ = thread.join();
     // One of them may have been another `ammeter wan`.
@@ -164,18 +163,32 @@ fn host_side(settings: &Settings) -> Result<(Port, u16), Failure> {
 }
 
 /// The thread in the namespace.
-struct Inside {
-    settings: Settings,
-    mark: Mark,
-    client: u16,
+pub(crate) struct Inside {
+    /// The command, with its arguments.
+    pub(crate) command: Vec<OsString>,
+    /// Its device.
+    pub(crate) device: DeviceSettings,
+    pub(crate) mark: Mark,
 }
 
-enum Event {
+/// What the thread reports.
+pub(crate) enum Event {
     Started(u32),
     Ended(Result<ExitStatus, Failure>),
 }
 
 impl Inside {
+    /// Starts the thread: it sends the port of the device, and starts the command once it may.
+    pub(crate) fn start(
+        self,
+        ports: Sender<Port>,
+        start: Receiver<()>,
+        events: Sender<Event>,
+    ) -> Result<JoinHandle<()>, Failure> {
+        let thread = thread::Builder::new().name("namespace".to_owned());
+        thread.spawn(move || self.run(&ports, &start, &events)).map_err(Failure::io("start a thread"))
+    }
+
     fn run(self, ports: &Sender<Port>, start: &Receiver<()>, events: &Sender<Event>) {
         // A dropped receiver means that it failed, and it reports its own error.
         let _ = events.send(Event::Ended(self.work(ports, start, events)));
@@ -183,14 +196,12 @@ impl Inside {
 
     fn work(&self, ports: &Sender<Port>, start: &Receiver<()>, events: &Sender<Event>) -> Result<ExitStatus, Failure> {
         unshare(self.mark)?;
-        let (v4, v6) = client_addresses(self.client);
-        let routes = [HOST4.into(), HOST6.into()];
-        let port = make_device(&device(&self.settings, DEVICE.to_owned(), [v4, v6], routes))?;
+        let port = make_device(&self.device)?;
         let not_started = || Failure::failed("the router could not be started");
         ports.send(port).map_err(|_| not_started())?;
         start.recv().map_err(|_| not_started())?;
 
-        let (program, arguments) = self.settings.command.split_first().ok_or_else(|| Failure::usage("no command"))?;
+        let (program, arguments) = self.command.split_first().ok_or_else(|| Failure::usage("no command"))?;
         let mut command = Command::new(program);
         command.args(arguments);
         process::end_with_this_thread(&mut command);
@@ -211,15 +222,20 @@ pub(crate) fn cannot_start(program: &OsStr, error: &io::Error) -> Failure {
     Failure::WithStatus(status, format!("cannot start {program:?}: {error}; {way_out}"))
 }
 
-fn failure_of(events: &Receiver<Event>) -> Failure {
+/// The error with which the thread has ended.
+pub(crate) fn failure_of(events: &Receiver<Event>) -> Failure {
     match events.recv() {
         Ok(Event::Ended(Err(failure))) => failure,
         _ => Failure::failed("the thread of the namespace has ended"),
     }
 }
 
-/// Waits until the command has ended; ends it on a signal, or when the router ends.
-fn wait(events: &Receiver<Event>, signals: &Signals, router: &Router) -> Result<ExitStatus, Failure> {
+/// Waits until the command has ended; ends it on a signal, or when the path has ended.
+pub(crate) fn wait(
+    events: &Receiver<Event>,
+    signals: &Signals,
+    has_ended: impl Fn() -> bool,
+) -> Result<ExitStatus, Failure> {
     let (mut child, mut asked): (Option<u32>, Option<Instant>) = (None, None);
     // A signal may arrive between the start of the command and its event.
     let mut is_to_end = false;
@@ -232,7 +248,7 @@ fn wait(events: &Receiver<Event>, signals: &Signals, router: &Router) -> Result<
         // The end of the command is a signal too, so this does not delay it.
         let signal = signals.wait_for(Duration::from_millis(100));
         let is_end = matches!(signal, Some(Signal::Interrupt | Signal::Terminate | Signal::Quit | Signal::HangUp))
-            || router.has_ended();
+            || has_ended();
         is_to_end |= is_end;
         if let Some(pid) = child {
             match asked {

@@ -6,7 +6,7 @@
 //!   form of links).
 //! - [`router`]: one thread between TUN devices that sends packets when the links say, and measures its lateness.
 //! - [`place`]: namespaces and devices, which never outlive the program; [`behind`]: one command behind one path;
-//!   [`testbed`]: a server and classes of clients.
+//!   [`testbed`]: a server and classes of clients; [`join`]: clients on other hosts.
 //! - [`capture`]: a pcapng trace of the packets. [`selftest`]: compares configured and measured paths on this machine.
 //!
 //! Independent of HTTP and load: it carries any IP traffic.
@@ -15,6 +15,7 @@
 mod agenda;
 pub mod behind;
 pub mod capture;
+pub mod join;
 pub mod link;
 pub mod loss;
 pub mod packet;

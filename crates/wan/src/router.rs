@@ -71,7 +71,7 @@ impl Statistics {
     }
 
     /// Packets for the device that the kernel dropped because its queue was full; 0 once the device is removed.
-    fn dropped(&self) -> u64 {
+    pub(crate) fn dropped(&self) -> u64 {
         let mut text = vec![0; 16 * 1024];
         let length = self.file.read_at(&mut text, 0).unwrap_or(0);
         dropped_of(&String::from_utf8_lossy(&text[..length]), &self.device).unwrap_or(0)
@@ -146,6 +146,8 @@ pub struct Report {
     pub overflow: u64,
     /// Packets that the kernel dropped before the router could read them.
     pub kernel_dropped: u64,
+    /// Packets that were lost between this host and those that have joined the test bed.
+    pub lost_between_hosts: u64,
     /// Packets that a device refused because it was down.
     pub refused: u64,
     /// Packets from or to addresses without a path.
@@ -235,6 +237,7 @@ impl Report {
         for (count, what) in [
             (self.overflow, "were dropped by the router's full queue"),
             (self.kernel_dropped, "were dropped by the kernel before the router read them"),
+            (self.lost_between_hosts, "were lost between the hosts, not on the path"),
             (self.refused, "were dropped because the device was down"),
         ] {
             if count > 0 {
@@ -565,6 +568,7 @@ impl State {
                 stolen_s: 0.0,
                 overflow: 0,
                 kernel_dropped: 0,
+                lost_between_hosts: 0,
                 refused: 0,
                 no_path: 0,
                 not_ip: 0,
@@ -870,7 +874,7 @@ mod tests {
     fn lateness_determines_verdict() {
         let report: Report = serde_json::from_str(
             r#"{"seconds":1.0,"cpu_seconds":0.1,"scheduling":"x","is_realtime":true,"seed":1,"congestion_control":"cubic","lateness":{"packets":9,"p50_us":1.0,"p99_us":90.0,
-                "p999_us":900.0,"max_us":9000.0},"stalls":{"count":0,"sum_ms":0.0,"max_ms":0.0},"stolen_s":0.0,"overflow":0,"kernel_dropped":0,"refused":0,"no_path":3,"not_ip":0,
+                "p999_us":900.0,"max_us":9000.0},"stalls":{"count":0,"sum_ms":0.0,"max_ms":0.0},"stolen_s":0.0,"overflow":0,"kernel_dropped":0,"lost_between_hosts":0,"refused":0,"no_path":3,"not_ip":0,
                 "capture_left_out":0,"paths":[]}"#,
         )
         .expect("the form of a report");
@@ -887,6 +891,7 @@ mod tests {
         check(&Report { stalls, stolen_s: 0.03, ..report.clone() }, 100, "valid");
         check(&Report { overflow: 1, ..report.clone() }, 100, "full queue");
         check(&Report { kernel_dropped: 1, ..report.clone() }, 100, "kernel");
+        check(&Report { lost_between_hosts: 1, ..report.clone() }, 100, "between the hosts");
         check(&Report { refused: 1, ..report }, 100, "path-bound");
     }
 

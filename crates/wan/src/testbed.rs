@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -21,11 +21,12 @@ use amped_measure::Failure;
 use amped_sys::netns::{self, NetNs};
 use amped_sys::poll;
 use amped_sys::signal::{Signal, Signals};
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::behind::{HELD_MAX, HOST4, HOST6, cannot_start};
+use crate::join::{Invitation, Meeting};
 use crate::link::{Bandwidth, ETHERNET_BYTES, LinkSettings};
 use crate::path::PathSettings;
 use crate::place::{DeviceSettings, Mark, be_allowed, check_congestion_control, in_new_namespace, make_device};
@@ -62,6 +63,8 @@ pub struct Class {
     pub clients: u32,
     /// Whether all of them share one path; otherwise each has its own.
     pub shared: bool,
+    /// Where datagrams of other hosts that join it are received; `None`: none may.
+    pub listen: Option<SocketAddr>,
     /// The links of the paths.
     pub path: PathSettings,
 }
@@ -87,6 +90,7 @@ struct ClassFile {
     clients: u64,
     #[serde(default)]
     shared: bool,
+    listen: Option<SocketAddr>,
     profile: Option<String>,
     latency: Option<String>,
     bandwidth: Option<String>,
@@ -137,8 +141,15 @@ impl Net {
             }
             let clients = u32::try_from(class.clients).ok().filter(|count| (1..=CLIENTS_MAX).contains(count));
             let clients = clients.ok_or_else(|| wrong(format!("clients must be 1 to {CLIENTS_MAX}")))?;
+            if class.listen.is_some() && !class.shared {
+                return Err(wrong("hosts that join it share one path; write shared = true".to_owned()));
+            }
+            if class.listen.is_some_and(|listen| listen.ip().is_unspecified()) {
+                return Err(wrong("listen must be an address of this host that other hosts can reach".to_owned()));
+            }
             let path = class.path(files).map_err(wrong)?;
-            classes.push(Class { name: class.name.clone(), clients, shared: class.shared, path });
+            let (name, shared, listen) = (class.name.clone(), class.shared, class.listen);
+            classes.push(Class { name, clients, shared, listen, path });
         }
         Ok(Net { seed: file.seed, congestion_control: file.congestion_control, mtu: file.mtu, classes })
     }
@@ -174,6 +185,12 @@ fn client(class: usize, number: u32) -> [IpAddr; 2] {
     [v4.into(), v6.into()]
 }
 
+/// The addresses of other hosts that join a class: beyond those of its own clients.
+fn joined(class: usize) -> Ipv4Net {
+    let address = Ipv4Addr::new(10, 78 + class as u8, 254, 0);
+    Ipv4Net::new(address, 24).expect("no longer than an address")
+}
+
 /// All addresses of a class.
 fn network(class: usize) -> [IpNet; 2] {
     let [v4, v6] = client(class, 0);
@@ -201,6 +218,8 @@ pub fn run(net: &Net, capture: Option<PathBuf>, socket: &Path, ready: impl FnOnc
 struct Testbed {
     router: Router,
     namespaces: Vec<(String, NetNs)>,
+    /// Where other hosts join, by class.
+    meetings: Vec<(String, Meeting)>,
     mark: Mark,
 }
 
@@ -212,12 +231,16 @@ impl Testbed {
         let networks = (0..net.classes.len()).flat_map(network).collect();
         let (server, namespace) = end(net, SERVER, vec![HOST4.into(), HOST6.into()], networks)?;
         let mut namespaces = vec![(SERVER.to_owned(), namespace)];
-        let (mut clients, mut paths) = (Vec::new(), Vec::new());
+        let (mut clients, mut paths, mut meetings) = (Vec::new(), Vec::new(), Vec::new());
         for (number, class) in net.classes.iter().enumerate() {
             let addresses: Vec<[IpAddr; 2]> = (1..=class.clients).map(|n| client(number, n)).collect();
             let hosts = vec![IpAddr::from(HOST4).into(), IpAddr::from(HOST6).into()];
             let (port, namespace) = end(net, &class.name, addresses.concat(), hosts)?;
             clients.push(port);
+            if let Some(listen) = class.listen {
+                let meeting = Meeting::open(listen, joined(number), &namespace, &net.congestion_control)?;
+                meetings.push((class.name.clone(), meeting));
+            }
             namespaces.push((class.name.clone(), namespace));
             let plan = |prefixes: Vec<IpNet>| Plan {
                 name: class.name.clone(),
@@ -234,7 +257,7 @@ impl Testbed {
         let congestion_control = net.congestion_control.clone();
         let (seed, held_max) = (net.seed, HELD_MAX);
         let settings = RouterSettings { server, clients, paths, seed, congestion_control, held_max, capture };
-        Ok(Testbed { router: Router::start(settings)?, namespaces, mark: Mark::own()? })
+        Ok(Testbed { router: Router::start(settings)?, namespaces, meetings, mark: Mark::own()? })
     }
 
     fn serve(
@@ -266,7 +289,8 @@ impl Testbed {
         let _ = fs::remove_file(socket);
         self.mark.end_all();
         Mark::end_orphans();
-        let report = self.router.stop();
+        let lost = self.lost();
+        let report = self.router.stop().map(|report| Report { lost_between_hosts: lost, ..report });
         if let Some(mut connection) = asked {
             let _ = tell(&mut connection, &report.as_ref().map_err(Failure::to_string));
         }
@@ -282,8 +306,12 @@ impl Testbed {
         // The caller may have disconnected.
         let _ = match serde_json::from_str(&line) {
             Ok(Request::Down) => return Some(connection),
-            Ok(Request::Status) => tell(&mut connection, &self.router.report().map_err(|failure| failure.to_string())),
+            Ok(Request::Status) => {
+                let report = self.router.report().map(|report| Report { lost_between_hosts: self.lost(), ..report });
+                tell(&mut connection, &report.map_err(|failure| failure.to_string()))
+            }
             Ok(Request::Namespace(name)) => tell(&mut connection, &self.way_into(&name)),
+            Ok(Request::Invitation(class)) => tell(&mut connection, &self.invitation(&class)),
             Ok(Request::SetBandwidth { class, bandwidth }) => {
                 tell(&mut connection, &self.set_bandwidth(&class, &bandwidth))
             }
@@ -292,12 +320,25 @@ impl Testbed {
         None
     }
 
+    /// Packets that were lost between this host and others so far.
+    fn lost(&self) -> u64 {
+        self.meetings.iter().map(|(_, meeting)| meeting.lost()).sum()
+    }
+
     /// Namespaces are found through the process that holds them. For an
     /// ordinary user there is a user namespace too ([`be_allowed`]).
     fn way_into(&self, name: &str) -> Result<WayIn, String> {
         let (_, namespace) = known(&self.namespaces, name)?;
         let users = PathBuf::from(format!("/proc/{}/ns/user", std::process::id()));
         Ok(WayIn { network: namespace.path(), users })
+    }
+
+    fn invitation(&self, class: &str) -> Result<&Invitation, String> {
+        known(&self.namespaces[1..], class)?;
+        let meeting = self.meetings.iter().find(|(name, _)| name == class);
+        meeting.map(|(_, meeting)| meeting.invitation()).ok_or_else(|| {
+            format!("no other host may join {class:?}; write in its [[class]]: listen = \"ADDR:PORT\", an address of this host")
+        })
     }
 
     fn set_bandwidth(&self, class: &str, bandwidth: &str) -> Result<(), String> {
@@ -357,6 +398,7 @@ fn listen(socket: &Path) -> Result<UnixListener, Failure> {
 enum Request {
     Status,
     Namespace(String),
+    Invitation(String),
     SetBandwidth { class: String, bandwidth: String },
     Down,
 }
@@ -402,6 +444,14 @@ pub fn status(socket: &Path) -> Result<Report, Failure> {
 /// When there is no test bed, or it has failed.
 pub fn down(socket: &Path) -> Result<Report, Failure> {
     ask(socket, &Request::Down)
+}
+
+/// Returns what another host needs to join a class.
+///
+/// # Errors
+/// When there is no test bed or no such class, or it accepts no other hosts.
+pub fn invitation(socket: &Path, class: &str) -> Result<Invitation, Failure> {
+    ask(socket, &Request::Invitation(class.to_owned()))
 }
 
 /// Sets the bandwidth of all paths of this class, in both directions.
@@ -480,6 +530,9 @@ mod tests {
         check(&class("profile = \"moon\""), "satellite");
         check(&class("[[class]]\nname = \"a\""), "unique");
         check("[[class]]\nname = \"server\"\n", "server");
+        check(&class("listen = \"127.0.0.1:1\""), "shared = true");
+        check(&class("listen = \"0.0.0.0:1\"\nshared = true"), "other hosts can reach");
+        check(&class("listen = \"a\"\nshared = true"), "line 3");
         check("mtu = 100\n[[class]]\nname = \"a\"\n", "1280");
     }
 
@@ -492,6 +545,11 @@ mod tests {
                 assert!(client(class, number).iter().all(|address| prefixes.find(*address) == Some(1)));
             }
             assert!(client(class + 1, 1).iter().all(|address| prefixes.find(*address).is_none()));
+            let last = client(class, CLIENTS_MAX);
+            assert!(
+                joined(class).hosts().all(|own| prefixes.find(own.into()) == Some(1) && !last.contains(&own.into()))
+            );
+            assert!(!joined(class).contains(&Ipv4Addr::new(10, 78 + class as u8, (CLIENTS_MAX >> 8) as u8, 0)));
         }
     }
 }

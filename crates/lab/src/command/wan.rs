@@ -3,12 +3,14 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use ammeter_wan::behind;
+use ammeter_wan::join::{self, Invitation, Key};
 use ammeter_wan::link::ETHERNET_BYTES;
 use ammeter_wan::path::PathSettings;
 use ammeter_wan::place::be_allowed;
@@ -54,6 +56,11 @@ enum Action {
     Up(Up),
     /// Run a command in the namespace of a class, or of `server`
     Exec(Exec),
+    /// Print the command with which another host joins a class of the test bed
+    Invite(Invite),
+    /// Run a command in a class of a test bed on another host
+    #[command(after_help = JOIN_EXAMPLES)]
+    Join(Join),
     /// Print packet statistics of the test bed
     Status(At),
     /// Change the bandwidth of all paths of a class, in both directions
@@ -105,6 +112,50 @@ struct Exec {
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
+
+/// The flags of `ammeter wan invite`.
+#[derive(clap::Args, Debug)]
+struct Invite {
+    /// Control socket of the test bed
+    #[arg(long, value_name = "SOCKET", default_value = "/run/ammeter-wan.sock")]
+    control: PathBuf,
+    /// Class that has `listen`
+    class: String,
+}
+
+/// The flags of `ammeter wan join`.
+#[derive(clap::Args, Debug)]
+struct Join {
+    /// Address of the class (`listen`)
+    #[arg(value_name = "ADDR:PORT")]
+    address: SocketAddr,
+    /// Key, which `ammeter wan invite` prints on the test bed's host
+    #[arg(long, value_name = "KEY")]
+    key: Key,
+    /// TCP congestion control
+    #[arg(long, value_name = "NAME", default_value = "cubic")]
+    congestion_control: String,
+    /// Command with its arguments; the server is 10.77.0.1
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+const JOIN_EXAMPLES: &str = "\
+Example, with a class on the test bed's host that accepts other hosts:
+  [[class]]
+  name = \"home\"
+  profile = \"cable\"
+  shared = true                # with the hosts that join
+  listen = \"192.0.2.1:7700\"  # an address of this host, for datagrams (UDP)
+
+  ammeter wan invite home      there: prints the next line with its key
+  ammeter wan join 192.0.2.1:7700 --key KEY -- curl http://10.77.0.1/
+
+Packets reach the test bed in datagrams, and take its path there: the time between the two hosts is added to its latency. IPv4 only,
+and packets have at most 1400 bytes.
+
+Exit status: the command's own; 128 + N if signal N ended it; 126 if it cannot be executed, 127 if it is not found; 125 if the test
+bed could not be joined.";
 
 /// The flags of `ammeter wan set`.
 #[derive(clap::Args, Debug)]
@@ -240,6 +291,8 @@ pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
     let verdict = match &args.action {
         None => return behind_path(args),
         Some(Action::Exec(args)) => return exec(args),
+        Some(Action::Join(args)) => return join(args),
+        Some(Action::Invite(args)) => invite(args),
         Some(Action::Profiles) => profiles(),
         Some(Action::Selftest(args)) => selftest(args),
         Some(Action::Up(args)) => up(args),
@@ -352,6 +405,26 @@ fn exec(args: &Exec) -> Result<u8, Failure> {
     let mut command = Command::new(program);
     command.args(arguments);
     match testbed::exec(&args.control, &args.class, command).map_err(|failure| failure.or_status(PATH_FAILED))? {}
+}
+
+/// Runs a command in a test bed on another host.
+fn join(args: &Join) -> Result<u8, Failure> {
+    let Join { address, key, congestion_control, command } = args;
+    let settings = join::Settings {
+        address: *address,
+        key: *key,
+        command: command.clone(),
+        congestion_control: congestion_control.clone(),
+    };
+    let status = join::run(&settings).map_err(|failure| failure.or_status(PATH_FAILED))?;
+    Ok(exit_status(status, &Verdict::valid()))
+}
+
+/// Prints how another host joins.
+fn invite(args: &Invite) -> Result<Verdict, Failure> {
+    let Invitation { address, key } = testbed::invitation(&args.control, &args.class)?;
+    say::out(&format!("ammeter wan join {address} --key {key} -- COMMAND"))?;
+    Ok(Verdict::valid())
 }
 
 /// Prints the statistics of a test bed.
@@ -514,6 +587,7 @@ fn summary(report: &Report) -> String {
     for (count, what) in [
         (report.overflow, "packets were dropped by the router's full queue"),
         (report.kernel_dropped, "packets were dropped by the kernel before the router read them"),
+        (report.lost_between_hosts, "packets were lost between the hosts, not on the path"),
         (report.refused, "packets were dropped because the device was down"),
         (report.no_path, "packets were from or to addresses without a path"),
         (report.not_ip, "packets were neither IPv4 nor IPv6"),

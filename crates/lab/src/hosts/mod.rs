@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ammeter_load::drive::Stop;
+use ammeter_wan::join::Invitation;
 use amped_measure::Failure;
 
 use self::connection::{Command, Connection, SOON};
@@ -77,6 +78,15 @@ impl Fleet {
         }
         for connection in &mut fleet.connections {
             connection.greet(&fleet.own, stop)?;
+        }
+        let paths = settings.iter().any(|settings| settings.path.is_some());
+        for connection in fleet.connections.iter().filter(|_| paths) {
+            if !connection.facts()?.is_root {
+                return Err(Failure::usage(format!(
+                    "[path] requires root on all hosts, and {0} logs in as another user; write \"root@{0}\"",
+                    connection.name
+                )));
+            }
         }
         let server = fleet.connections[0].facts()?;
         if !server.is_root && settings.iter().any(|settings| takes_root(&settings.limits)) {
@@ -224,7 +234,13 @@ impl Fleet {
         };
         let of = |client: &Connection| {
             let mut words = pinned(settings.cores.clients.as_deref());
-            words.push(client.facts()?.program.path.display().to_string());
+            let program = client.facts()?.program.path.display().to_string();
+            if let Some(Invitation { address, key }) =
+                self.server.as_ref().and_then(|own| own.ready.invitation.as_ref())
+            {
+                words.extend([&program, "wan", "join", &address.to_string(), "--key", key, "--"].map(str::to_owned));
+            }
+            words.push(program);
             let words = load(&words, Some(PathBuf::from(manifest_of(client)?)));
             Ok(Generator { name: client.name.clone(), words, channel: client.channel().clone() })
         };

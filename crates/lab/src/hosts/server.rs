@@ -10,11 +10,12 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
 use ammeter_load::drive::Stop;
+use ammeter_wan::join::Invitation;
 use amped_measure::Failure;
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +24,7 @@ use super::session::{decoded, encoded};
 use crate::archive::{Program, name};
 use crate::environment::{Running, Streams, TestEnvironment, interrupted};
 use crate::experiment::Settings;
-use crate::run::{Side, Watched, patience};
+use crate::run::{self, Side, Watched, patience};
 use crate::say;
 use crate::subject::Subject;
 
@@ -66,6 +67,8 @@ pub(super) struct Ready {
     pub(super) address: SocketAddr,
     /// The request target.
     pub(super) target: String,
+    /// How clients join the path to the server, if there is one.
+    pub(super) invitation: Option<Invitation>,
     /// The manifest of a set of targets, if there is one: a path on that host.
     pub(super) manifest: Option<PathBuf>,
     /// The directory of the run's files.
@@ -85,25 +88,33 @@ pub(crate) fn serve() -> Result<(), Failure> {
         let _ = io::stdin().lines().map_while(Result::ok).try_for_each(|line| sender.send(line));
         here.stop();
     });
-    let next = || lines.recv().map_err(|_| interrupted());
-    let Order { scratch, session, settings, seed, interval, address } = decoded(&next()?)?;
-    let mut environment = TestEnvironment::within(&scratch)?;
-    environment.is_shared = false;
-    let (here, of_session) = (stop.clone(), PathBuf::from(format!("/proc/{session}")));
+    let order: Order = decoded(&lines.recv().map_err(|_| interrupted())?)?;
+    let mut environment = TestEnvironment::within(&order.scratch)?;
+    // Clients on other hosts reach the server at this host's own address.
+    (environment.is_shared, environment.is_private) = (false, false);
+    let (here, of_session) = (stop.clone(), PathBuf::from(format!("/proc/{}", order.session)));
     thread::spawn(move || {
         while of_session.exists() {
             thread::sleep(Duration::from_millis(500));
         }
         here.stop();
     });
-    let site = environment.site_for(&settings, seed)?;
+    // A path moves the thread of the run into the namespace of its clients, where nothing is left afterwards.
+    run::apart(&environment, &stop, move |environment, stop| obey(environment, &order, &lines, stop))
+}
+
+/// Starts the server, and does what the lines say.
+fn obey(environment: &TestEnvironment, order: &Order, lines: &Receiver<String>, stop: &Stop) -> Result<(), Failure> {
+    let Order { settings, seed, interval, address, .. } = order;
+    let site = environment.site_for(settings, *seed)?;
     let folder = environment.folder()?;
-    let mut side = match Side::begin(&environment, &settings, &site, interval, Some(address), &folder.path, &stop)? {
+    let mut side = match Side::begin(environment, settings, &site, *interval, Some(*address), &folder.path, stop)? {
         Ok(side) => side,
         Err(why) => return say::json(&Started::Refused(why)),
     };
     say::json(&Started::Ready(Ready {
         address: side.address(),
+        invitation: side.invitation()?,
         target: site.target,
         manifest: site.manifest,
         folder: folder.path.clone(),
@@ -111,12 +122,12 @@ pub(crate) fn serve() -> Result<(), Failure> {
     while let Ok(line) = lines.recv() {
         match line.as_str() {
             "measure" => {
-                side.calm(&stop)?;
+                side.calm(stop)?;
                 side.measure()?;
                 say::json(&())?;
             }
             _ => {
-                say::json(&side.end(&stop)?)?;
+                say::json(&side.end(stop)?)?;
                 // Keep the files until the other side has fetched them.
                 let _ = lines.recv();
                 break;
@@ -215,6 +226,7 @@ mod tests {
     fn messages_between_hosts_round_trip() {
         let ready = Ready {
             address: "10.0.0.1:80".parse().unwrap(),
+            invitation: None,
             target: "/file".to_owned(),
             manifest: Some(PathBuf::from("/a/manifest.jsonl")),
             folder: PathBuf::from("/a"),

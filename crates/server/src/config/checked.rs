@@ -1170,11 +1170,11 @@ impl Checker<'_> {
 
 /// The lifetimes of cached responses by status. Their form was checked.
 fn lifetimes(table: &BTreeMap<Box<str>, Box<str>>) -> Option<Arc<[StatusLifetime]>> {
-    let of = |(statuses, time): (&Box<str>, &Box<str>)| {
+    let of = |statuses: &str, time: &str| {
         Some(StatusLifetime { statuses: cached_statuses(statuses)?, lifetime: parse_duration(time).ok()? })
     };
     // In their order `404` precedes `4xx`.
-    let all: Arc<[StatusLifetime]> = table.iter().filter_map(of).collect();
+    let all: Arc<[StatusLifetime]> = table.iter().filter_map(|(statuses, time)| of(statuses, time)).collect();
     (!all.is_empty()).then_some(all)
 }
 

@@ -1,0 +1,564 @@
+//! Clients of a test bed on other hosts: their packets reach the router over UDP.
+//!
+//! In the namespace of a class that accepts other hosts ([`Meeting`]) there is a second device, and the kernel forwards packets between
+//! it and the class's own, whose other end is the router's. On another host, [`run`] gives a command a namespace with one
+//! device. Between the two devices, each packet is a datagram. So no host forwards packets outside such a namespace or
+//! changes an address, and nothing is left there when a program ends.
+//!
+//! A datagram is a key, which keeps strangers out, a number, by which losses between the hosts are noticed, the losses that the sender has
+//! noticed, and one packet (IPv4). A datagram with only the key asks for an address; the answer has one.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, IoSlice, Read as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::process::ExitStatus;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use amped_measure::Failure;
+use amped_sys::netns::NetNs;
+use amped_sys::poll::{self, Until};
+use amped_sys::signal::Signals;
+use amped_sys::tun::HEADER_BYTES;
+use ipnet::{IpNet, Ipv4Net};
+use serde::{Deserialize, Serialize};
+
+use crate::behind::{DEVICE, HOST4, Inside, failure_of, wait};
+use crate::place::{DeviceSettings, Mark, check_congestion_control, in_thread, make_device};
+use crate::router::Port;
+
+/// The largest packet of a joined host: with the headers of IPv6 and UDP and the key, a datagram of 1500 bytes has room for more.
+const MTU: u32 = 1400;
+
+/// Maximum joined hosts of a class: their addresses end in 1 to this.
+const PEERS_MAX: usize = 250;
+
+/// A joined host that has been silent for this long loses its address, if there is no other for the next one.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// Timeout for an answer from the test bed, and the interval of requests.
+const ANSWER: Duration = Duration::from_secs(5);
+const ASK_AGAIN: Duration = Duration::from_millis(200);
+
+/// How often a thread that moves packets checks whether it is to end.
+const CHECK: Duration = Duration::from_millis(100);
+
+/// Packets that are moved in one direction before the other has its turn.
+const BURST: usize = 64;
+
+const KEY_BYTES: usize = 16;
+
+/// The key, and two numbers of 32 bits in network order.
+const HEAD_BYTES: usize = KEY_BYTES + 8;
+
+/// A datagram's buffer, in which a packet from a device is preceded by its header.
+const BUFFER_BYTES: usize = HEAD_BYTES + 65_536;
+
+/// Bytes of datagrams that wait for the thread, or the network.
+const SOCKET_BYTES: usize = 8 << 20;
+
+/// How long a full socket is waited for.
+const FULL: Duration = Duration::from_millis(10);
+
+/// What a datagram must begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key([u8; KEY_BYTES]);
+
+impl Key {
+    fn random() -> io::Result<Key> {
+        let mut bytes = [0; KEY_BYTES];
+        File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+        Ok(Key(bytes))
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(formatter, "{byte:02x}"))
+    }
+}
+
+impl FromStr for Key {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Key, String> {
+        let wrong = || "a key has 32 hexadecimal digits; `ammeter wan invite` prints it".to_owned();
+        let value = (text.len() == 2 * KEY_BYTES).then(|| u128::from_str_radix(text, 16).ok()).flatten();
+        Ok(Key(value.ok_or_else(wrong)?.to_be_bytes()))
+    }
+}
+
+/// What another host needs to join a class.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Invitation {
+    /// Where the class receives datagrams.
+    pub address: SocketAddr,
+    /// The key, in hexadecimal digits.
+    pub key: String,
+}
+
+/// Accepts other hosts for a class, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Meeting {
+    invitation: Invitation,
+    mover: Option<Mover>,
+    lost: Arc<AtomicU64>,
+}
+
+impl Meeting {
+    /// Receives datagrams at this address for the class in this namespace. `network`: the addresses of joined hosts.
+    ///
+    /// # Errors
+    /// The address is not one of this host, or in use; permission or `ip` is missing.
+    pub(crate) fn open(
+        listen: SocketAddr,
+        network: Ipv4Net,
+        namespace: &NetNs,
+        congestion_control: &str,
+    ) -> Result<Meeting, Failure> {
+        let socket = UdpSocket::bind(listen)
+            .map_err(|error| Failure::failed(format!("cannot receive datagrams at {listen}: {error}")))?;
+        let address = socket.local_addr().map_err(Failure::io("get the address of a socket"))?;
+        let key = Key::random().map_err(Failure::io("read /dev/urandom"))?;
+        let device = DeviceSettings {
+            name: "join0".to_owned(),
+            mtu: MTU,
+            addresses: Vec::new(),
+            routes: vec![IpNet::V4(network)],
+            congestion_control: congestion_control.to_owned(),
+        };
+        let path = namespace.path();
+        let port = in_thread(move || {
+            NetNs::open(&path).and_then(|namespace| namespace.enter()).map_err(Failure::io("enter a namespace"))?;
+            let port = make_device(&device)?;
+            port.tun.without_offload().map_err(Failure::io("set up a network device"))?;
+            // That of this namespace.
+            let forward = "/proc/sys/net/ipv4/ip_forward";
+            fs::write(forward, "1").map_err(Failure::io(format_args!("write {forward}")))?;
+            Ok(port)
+        })?;
+        let mover = Mover::start(port, socket, key, Peers::Joined { network, known: Vec::new() })?;
+        let lost = Arc::clone(&mover.lost);
+        Ok(Meeting { invitation: Invitation { address, key: key.to_string() }, mover: Some(mover), lost })
+    }
+
+    /// Returns the packets that were lost between the hosts so far, in both directions.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Returns what another host needs.
+    pub(crate) fn invitation(&self) -> &Invitation {
+        &self.invitation
+    }
+}
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        self.mover.take().into_iter().for_each(Mover::stop);
+    }
+}
+
+/// The settings of a command that joins a test bed on another host.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where the class receives datagrams.
+    pub address: SocketAddr,
+    /// Its key.
+    pub key: Key,
+    /// The command, with its arguments; not empty.
+    pub command: Vec<OsString>,
+    /// TCP's congestion control.
+    pub congestion_control: String,
+}
+
+/// Runs a command in the class of a test bed on another host; there the server is [`HOST4`]. Call it before starting any thread, so that
+/// all threads leave signals to this one; a terminating signal ends the command, and then this returns.
+///
+/// # Errors
+/// When the test bed does not answer, permission or `ip` is missing, or the command cannot be started. Nothing is left behind then either.
+pub fn run(settings: &Settings) -> Result<ExitStatus, Failure> {
+    let signals = Signals::block().map_err(Failure::io("block signals"))?;
+    Mark::end_orphans();
+    let mark = Mark::own()?;
+    check_congestion_control(&settings.congestion_control)?;
+    let (socket, own) = meet(settings)?;
+    let device = DeviceSettings {
+        name: DEVICE.to_owned(),
+        mtu: MTU,
+        addresses: vec![own.into()],
+        routes: vec![IpAddr::from(HOST4).into()],
+        congestion_control: settings.congestion_control.clone(),
+    };
+    let (ports, port) = channel();
+    let (starts, start) = channel();
+    let (events, ended) = channel();
+    let inside = Inside { command: settings.command.clone(), device, mark };
+    let thread = inside.start(ports, start, events)?;
+    // Without a device, it has sent its error before it ended.
+    let Ok(port) = port.recv() else { return Err(failure_of(&ended)) };
+    port.tun.without_offload().map_err(Failure::io("set up a network device"))?;
+    let mover = Mover::start(port, socket, settings.key, Peers::Testbed(Flow::default()))?;
+    // A thread that has ended is detected below.
+    let _ = starts.send(());
+    let result = wait(&ended, &signals, || mover.thread.is_finished());
+    mark.end_all();
+    let _ = thread.join();
+    // One of them may have been another `ammeter wan`.
+    Mark::end_orphans();
+    mover.stop();
+    result
+}
+
+/// Asks the test bed for an address. Returns it, with the socket that packets go through.
+fn meet(settings: &Settings) -> Result<(UdpSocket, Ipv4Addr), Failure> {
+    let any: IpAddr =
+        if settings.address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).map_err(Failure::io("open a socket"))?;
+    socket.connect(settings.address).map_err(Failure::io(format_args!("reach {}", settings.address)))?;
+    socket.set_read_timeout(Some(ASK_AGAIN)).map_err(Failure::io("set up a socket"))?;
+    let begin = Instant::now();
+    let mut buffer = [0; 64];
+    while begin.elapsed() < ANSWER {
+        // Refused, for instance: nobody receives there yet.
+        let _ = socket.send(&settings.key.0);
+        if let Ok(count) = socket.recv(&mut buffer)
+            && let Some(octets) = content(&buffer[..count], settings.key)
+            && let Ok(octets) = <[u8; 4]>::try_from(octets)
+        {
+            return Ok((socket, Ipv4Addr::from(octets)));
+        }
+        // An error comes at once.
+        thread::sleep(Duration::from_millis(10));
+    }
+    Err(Failure::failed(format!(
+        "no test bed answers at {}; is it up, has it this key (ammeter wan invite), and do datagrams (UDP) reach it?",
+        settings.address
+    )))
+}
+
+/// What follows the key of a datagram that has it.
+fn content(datagram: &[u8], key: Key) -> Option<&[u8]> {
+    datagram.strip_prefix(&key.0)
+}
+
+/// The addresses of a packet: source and destination; `None` if it is not of IPv4 (RFC 791, 3.1).
+fn addresses(packet: &[u8]) -> Option<[Ipv4Addr; 2]> {
+    let octets = |at: usize| Some(Ipv4Addr::from(<[u8; 4]>::try_from(packet.get(at..at + 4)?).ok()?));
+    (packet.first()? >> 4 == 4).then_some([octets(12)?, octets(16)?])
+}
+
+/// The datagrams between two hosts, and how many were lost.
+#[derive(Clone, Copy, Debug, Default)]
+struct Flow {
+    sent: u32,
+    received: u32,
+    /// The number after the highest that was received.
+    next: u32,
+    /// The losses that the other side has noticed.
+    lost_there: u32,
+}
+
+impl Flow {
+    /// Returns the number of the next datagram.
+    fn number(&mut self) -> u32 {
+        self.sent = self.sent.wrapping_add(1);
+        self.sent.wrapping_sub(1)
+    }
+
+    /// Notes a datagram's numbers: its own, and that of the losses noticed by its sender.
+    fn note(&mut self, number: u32, lost_there: u32) {
+        self.received = self.received.wrapping_add(1);
+        let after = number.wrapping_add(1);
+        if after.wrapping_sub(self.next).cast_signed() > 0 {
+            self.next = after;
+        }
+        self.lost_there = self.lost_there.max(lost_there);
+    }
+
+    /// Datagrams that were sent here and have not arrived, or not yet.
+    fn lost(&self) -> u32 {
+        self.next.wrapping_sub(self.received)
+    }
+}
+
+/// The other ends of datagrams.
+#[derive(Debug)]
+enum Peers {
+    /// The test bed.
+    Testbed(Flow),
+    /// Joined hosts, in the order of their addresses.
+    Joined { network: Ipv4Net, known: Vec<Peer> },
+}
+
+/// A joined host.
+#[derive(Debug)]
+struct Peer {
+    at: SocketAddr,
+    /// When something arrived from it.
+    heard: Instant,
+    flow: Flow,
+    /// Losses of the hosts that had its address before.
+    lost_before: u64,
+}
+
+impl Peers {
+    /// The address of a host of this number, from 0.
+    fn address(network: Ipv4Net, number: usize) -> Ipv4Addr {
+        Ipv4Addr::from_bits(network.network().to_bits() + number as u32 + 1)
+    }
+
+    /// Gives a host an address, unless there is none.
+    fn admit(&mut self, at: SocketAddr, now: Instant) -> Option<Ipv4Addr> {
+        let Peers::Joined { network, known } = self else { return None };
+        let new = |lost_before| Peer { at, heard: now, flow: Flow::default(), lost_before };
+        let number = match known.iter().position(|peer| peer.at == at) {
+            Some(number) => number,
+            None if known.len() < PEERS_MAX => {
+                known.push(new(0));
+                known.len() - 1
+            }
+            None => {
+                let (number, oldest) = known.iter().enumerate().min_by_key(|(_, peer)| peer.heard)?;
+                if now.duration_since(oldest.heard) <= SILENCE {
+                    return None;
+                }
+                known[number] = new(oldest.lost());
+                number
+            }
+        };
+        known[number].heard = now;
+        Some(Peers::address(*network, number))
+    }
+
+    /// Notes a packet. Returns whether it may come from this host.
+    fn note(&mut self, from: SocketAddr, (number, lost_there): (u32, u32), packet: &[u8], now: Instant) -> bool {
+        let Some([source, _]) = addresses(packet) else { return false };
+        match self {
+            Peers::Testbed(flow) => {
+                flow.note(number, lost_there);
+                true
+            }
+            Peers::Joined { network, known } => {
+                let Some((place, peer)) = known.iter_mut().enumerate().find(|(_, peer)| peer.at == from) else {
+                    return false;
+                };
+                peer.heard = now;
+                peer.flow.note(number, lost_there);
+                Peers::address(*network, place) == source
+            }
+        }
+    }
+
+    /// The host to which a packet goes, and the numbers of its datagram. `None` if there is no such host.
+    fn route(&mut self, packet: &[u8]) -> Option<(Option<SocketAddr>, &mut Flow)> {
+        match self {
+            Peers::Testbed(flow) => Some((None, flow)),
+            Peers::Joined { network, known } => {
+                let [_, to] = addresses(packet)?;
+                let number = to.to_bits().checked_sub(network.network().to_bits() + 1)?;
+                let peer = known.get_mut(number as usize)?;
+                Some((Some(peer.at), &mut peer.flow))
+            }
+        }
+    }
+
+    /// Losses in both directions.
+    fn lost(&self) -> u64 {
+        match self {
+            Peers::Testbed(flow) => flow.lost().into(),
+            Peers::Joined { known, .. } => known.iter().map(Peer::lost).sum(),
+        }
+    }
+}
+
+impl Peer {
+    fn lost(&self) -> u64 {
+        self.lost_before + u64::from(self.flow.lost()) + u64::from(self.flow.lost_there)
+    }
+}
+
+/// A thread that moves packets between a device and a socket.
+#[derive(Debug)]
+struct Mover {
+    thread: JoinHandle<()>,
+    is_over: Arc<AtomicBool>,
+    /// Packets lost so far.
+    lost: Arc<AtomicU64>,
+}
+
+/// What the thread works with.
+struct Work {
+    port: Port,
+    socket: UdpSocket,
+    key: Key,
+    peers: Peers,
+    buffer: Vec<u8>,
+    lost: Arc<AtomicU64>,
+    /// When the losses at the device were read.
+    checked: Instant,
+}
+
+impl Mover {
+    fn start(port: Port, socket: UdpSocket, key: Key, peers: Peers) -> Result<Mover, Failure> {
+        let set_up = || {
+            amped_sys::socket::raise_receive_buffer(&socket, SOCKET_BYTES)?;
+            socket.set_nonblocking(true)
+        };
+        set_up().map_err(Failure::io("set up a socket"))?;
+        let (is_over, lost) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (over, buffer, checked) = (Arc::clone(&is_over), vec![0; BUFFER_BYTES], Instant::now());
+        let mut work = Work { port, socket, key, peers, buffer, lost: Arc::clone(&lost), checked };
+        let thread = thread::Builder::new().name("join".to_owned());
+        let thread = thread.spawn(move || while !over.load(Ordering::Relaxed) && work.turn() {});
+        Ok(Mover { thread: thread.map_err(Failure::io("start a thread"))?, is_over, lost })
+    }
+
+    fn stop(self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        let _ = self.thread.join();
+    }
+}
+
+impl Work {
+    /// Moves what there is, or waits. Returns `false` if the device is gone.
+    fn turn(&mut self) -> bool {
+        let Ok(ready) = poll::wait_readable(&[self.port.tun.as_fd(), self.socket.as_fd()], CHECK) else { return false };
+        let is_there = (!ready[0] || self.send_packets()) && (!ready[1] || self.receive_packets());
+        if self.checked.elapsed() >= CHECK {
+            self.checked = Instant::now();
+            self.lost.store(self.peers.lost() + self.port.statistics.dropped(), Ordering::Relaxed);
+        }
+        is_there
+    }
+
+    /// Sends packets of the device as datagrams. Returns `false` if the device is gone.
+    fn send_packets(&mut self) -> bool {
+        for _ in 0..BURST {
+            // The packet's header is where the end of the datagram's will be.
+            let count = match self.port.tun.read(&mut self.buffer[HEAD_BYTES - HEADER_BYTES..]) {
+                Ok(count) => count,
+                Err(error) => return !amped_sys::tun::is_gone(&error),
+            };
+            let end = (HEAD_BYTES - HEADER_BYTES + count).max(HEAD_BYTES);
+            let Some((to, flow)) = self.peers.route(&self.buffer[HEAD_BYTES..end]) else { continue };
+            let numbers =
+                [flow.number().to_be_bytes(), (self.lost.load(Ordering::Relaxed) as u32).to_be_bytes()].concat();
+            self.buffer[..KEY_BYTES].copy_from_slice(&self.key.0);
+            self.buffer[KEY_BYTES..HEAD_BYTES].copy_from_slice(&numbers);
+            self.send(to, end);
+        }
+        true
+    }
+
+    /// Sends a datagram of this length, which has a number: the other side notices if it is lost.
+    fn send(&self, to: Option<SocketAddr>, length: usize) {
+        let send = || match to {
+            None => self.socket.send(&self.buffer[..length]),
+            Some(to) => self.socket.send_to(&self.buffer[..length], to),
+        };
+        if send().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+            let _ = poll::wait(&[(self.socket.as_fd(), Until::Writable)], FULL);
+            let _ = send();
+        }
+    }
+
+    /// Passes packets in datagrams to the device, and answers requests. Returns `false` if the device is gone.
+    fn receive_packets(&mut self) -> bool {
+        for _ in 0..BURST {
+            let Ok((count, from)) = self.socket.recv_from(&mut self.buffer) else { return true };
+            let Some(content) = content(&self.buffer[..count], self.key) else { continue };
+            let now = Instant::now();
+            if content.is_empty() {
+                if let Some(own) = self.peers.admit(from, now) {
+                    let _ = self.socket.send_to(&[&self.key.0[..], &own.octets()].concat(), from);
+                }
+                continue;
+            }
+            let Some((numbers, packet)) = content.split_at_checked(HEAD_BYTES - KEY_BYTES) else { continue };
+            let number =
+                |at: usize| u32::from_be_bytes([numbers[at], numbers[at + 1], numbers[at + 2], numbers[at + 3]]);
+            if self.peers.note(from, (number(0), number(4)), packet, now)
+                && let Err(error) = self.port.tun.write(&[IoSlice::new(&[0; HEADER_BYTES]), IoSlice::new(packet)])
+                && amped_sys::tun::is_gone(&error)
+            {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packet(from: [u8; 4], to: [u8; 4]) -> Vec<u8> {
+        [&[0x45; 12][..], &from, &to].concat()
+    }
+
+    #[test]
+    fn key_round_trips() {
+        let key = Key::random().expect("random bytes");
+        assert_eq!(key.to_string().parse(), Ok(key));
+        for bad in ["", "0", &"g".repeat(32), &"0".repeat(31), &"0".repeat(33), "+0000000000000000000000000000000"] {
+            assert!(bad.parse::<Key>().is_err_and(|error| error.contains("invite")) || bad.starts_with('+'), "{bad}");
+        }
+    }
+
+    #[test]
+    fn joined_hosts_have_addresses_and_send_from_no_other() {
+        let network: Ipv4Net = "10.78.254.0/24".parse().expect("a network");
+        let mut peers = Peers::Joined { network, known: Vec::new() };
+        let host = |number: usize| SocketAddr::from(([192, 0, 2, (number % 250) as u8], 1000 + number as u16));
+        let now = Instant::now();
+        for number in 0..PEERS_MAX {
+            let expected = Ipv4Addr::new(10, 78, 254, number as u8 + 1);
+            // It may ask twice.
+            assert_eq!([(); 2].map(|()| peers.admit(host(number), now)), [Some(expected); 2]);
+        }
+        assert_eq!(peers.admit(host(PEERS_MAX), now), None);
+        let server = HOST4.octets();
+        assert!(peers.note(host(2), (0, 0), &packet([10, 78, 254, 3], server), now + SILENCE));
+        assert!(!peers.note(host(2), (1, 0), &packet([10, 78, 254, 4], server), now));
+        assert!(!peers.note(host(999), (0, 0), &packet([10, 78, 254, 3], server), now));
+        for bad in [&[][..], &[0x60; 40], &[0x45; 15]] {
+            assert!(!peers.note(host(2), (0, 0), bad, now));
+        }
+        // The one that was silent for longest loses its address.
+        let later = now + SILENCE * 2;
+        assert_eq!(peers.admit(host(PEERS_MAX), later), Some(Ipv4Addr::new(10, 78, 254, 1)));
+        assert!(!peers.note(host(0), (0, 0), &packet([10, 78, 254, 1], server), later));
+    }
+
+    #[test]
+    fn lost_datagrams_are_counted_in_both_directions() {
+        let mut flow = Flow::default();
+        assert_eq!([(); 3].map(|()| flow.number()), [0, 1, 2]);
+        // Reordering is no loss.
+        for (number, lost) in [(0, 0), (2, 1), (1, 0), (5, 2), (4, 1), (6, 1)] {
+            flow.note(number, 0);
+            assert_eq!(flow.lost(), lost, "{number}");
+        }
+        // The numbers begin again.
+        let mut flow = Flow { next: u32::MAX, received: u32::MAX, ..Flow::default() };
+        for number in [u32::MAX, 0, 2] {
+            flow.note(number, 0);
+        }
+        assert_eq!(flow.lost(), 1);
+        let network: Ipv4Net = "10.78.254.0/24".parse().expect("a network");
+        let mut peers = Peers::Joined { network, known: Vec::new() };
+        let (at, now) = (SocketAddr::from(([192, 0, 2, 1], 1)), Instant::now());
+        peers.admit(at, now);
+        let sent = packet([10, 78, 254, 1], HOST4.octets());
+        assert!(peers.note(at, (3, 4), &sent, now) && peers.note(at, (4, 4), &sent, now));
+        assert_eq!(peers.lost(), 3 + 4);
+    }
+}
