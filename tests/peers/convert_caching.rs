@@ -155,7 +155,8 @@ const PLACES: &[(&str, &str)] = &[
 
 #[test]
 fn converted_cache_keeps_responses_by_status_as_nginx_does() {
-    const STATUSES: [u16; 15] = [200, 201, 203, 204, 301, 302, 303, 307, 308, 400, 403, 404, 410, 500, 503];
+    // Without those that amped never caches for all, because one client can cause them.
+    const STATUSES: [u16; 14] = [200, 201, 203, 204, 301, 302, 303, 307, 308, 403, 404, 410, 500, 503];
     let [address, backend] = free_addresses();
     let (folder, pages) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let mut servers = format!(

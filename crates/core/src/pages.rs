@@ -124,8 +124,8 @@ const KEPT: [Status; 8] = [
 /// Statuses that may be cached only for a time that the application gives.
 const KEPT_IF_SAID: [Status; 3] = [Status::FOUND, Status::SEE_OTHER, Status::TEMPORARY_REDIRECT];
 
-/// Statuses that are never cached, because they depend on Range or preconditions of the request.
-pub const NEVER_KEPT: [u16; 4] = [206, 304, 412, 416];
+/// Statuses that are never cached: they depend on Range or preconditions of the request, or on its client (RFC 6585).
+pub const NEVER_KEPT: [u16; 8] = [206, 304, 412, 416, 428, 429, 431, 511];
 
 /// Maximum fields in the `Vary` of a cached page.
 pub(crate) const VARY_MAX: usize = 8;
@@ -357,6 +357,8 @@ mod tests {
         check("Status: 308", Some(10));
         check("Status: 206", None);
         check("Status: 416", None);
+        check("Status: 429", None);
+        check("Status: 400", None);
         check("Status: 404", Some(1));
         check("Status: 410", Some(2));
         check("Status: 302", Some(3));

@@ -478,6 +478,9 @@ pub struct CacheRule {
     pub stale_if_error: Duration,
 }
 
+/// Statuses that a class does not include: a client could have such a page sent to all others by what it sends besides the target.
+const NOT_OF_CLASSES: [u16; 6] = [400, 408, 413, 417, 421, 425];
+
 /// The lifetime of responses with one of these statuses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatusLifetime {
@@ -490,8 +493,12 @@ pub struct StatusLifetime {
 impl CacheRule {
     /// Returns the lifetime that is configured for a status, if there is one.
     pub(crate) fn lifetime_of(&self, status: Status) -> Option<Duration> {
-        let all = self.by_status.as_deref().unwrap_or_default();
-        all.iter().find(|own| own.statuses.contains(&status.0)).map(|own| own.lifetime)
+        let is_class = |own: &StatusLifetime| own.statuses.start() != own.statuses.end();
+        let mut all = self.by_status.iter().flat_map(|all| all.iter());
+        let is_it = |own: &&StatusLifetime| {
+            own.statuses.contains(&status.0) && !(is_class(own) && NOT_OF_CLASSES.contains(&status.0))
+        };
+        all.find(is_it).map(|own| own.lifetime)
     }
 }
 

@@ -481,6 +481,7 @@ pub struct AppTable {
     pub cache: Option<Duration>,
     /// Other times by status, or by class (`2xx` to `5xx`), which a status precedes; `0s`: not cached
     ///
+    /// A class does not include 400, 408, 413, 417, 421 and 425, which a client can cause by what it sends besides the target.
     /// Without it, responses with 200, 203, 204, 300, 301, 308, 404 or 410 are cached, and redirects that set a lifetime.
     #[serde(default, deserialize_with = "CachedStatus::map::<Lifetime, _>")]
     #[schemars(extend("examples" = [{ "404": "1m", "302": "10m" }]))]

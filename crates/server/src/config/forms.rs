@@ -73,7 +73,7 @@ forms! {
     /// Status or class of responses that are cached.
     CachedStatus: |text| text.len() == 3 && cached_statuses(text).is_some() => text,
         "is not the status of a response that may be cached",
-        "write a status from 200 to 599, such as \"404\", or a class, such as \"5xx\"; 206, 304, 412 and 416 depend on other fields of a request";
+        "write a status from 200 to 599, such as \"404\", or a class, such as \"5xx\"; 206, 304, 412, 416, 428, 429, 431 and 511 depend on more of a request";
 
     /// Time that a response is cached.
     Lifetime: |text| parse_duration(text).is_ok() => text,
