@@ -436,7 +436,10 @@ fn other_host_joins_a_class_and_leaves_nothing() {
         .unwrap();
     let invitation = String::from_utf8(net.wan("invite", &["home"]).stdout).unwrap();
     let words: Vec<&str> = invitation.split_whitespace().collect();
-    let ["ammeter", "wan", "join", address, "--key", key, "--", "COMMAND"] = words[..] else { panic!("{invitation}") };
+    let ["ammeter", "wan", "join", address, "--key", key, "--congestion-control", "cubic", "--", "COMMAND"] = words[..]
+    else {
+        panic!("{invitation}")
+    };
     let join =
         |key: &str, command: &[&str]| ammeter(&[&["wan", "join", address, "--key", key, "--"], command].concat());
     let plain = ["curl", "-s", "-o", "/dev/null", "-w", "%{time_connect}", "--max-time", "20", "http://10.77.0.1/"];
@@ -481,7 +484,11 @@ data = b''.join(iter(lambda: c.recv(65536), b'')); c.sendall(data[::-1] + b'!')"
     killed.wait().unwrap();
     assert!(join(key, &["true"]).status.success());
     until("the command to end", || !is_running(&exe));
+    assert_eq!(net.status()["lost_between_hosts"], 0);
+    // The address is free at once.
     assert!(net.wan("down", &[]).status.success());
+    let again = Net::up(&format!("[[class]]\nname = \"home\"\nshared = true\nlisten = \"{address}\"\n"));
+    drop(again);
     assert!(!server.wait().unwrap().success());
 }
 

@@ -974,6 +974,9 @@ fn check_http2(tree: &Spanned<DeTable<'_>>, load: &Load, subject: &Subject) -> R
     Err(wrong(at("load.http2"), format!("{} {what}", subject.name), way_out))
 }
 
+/// In a header field, the server's entity tag for the target.
+pub(crate) const ETAG: &str = "@etag@";
+
 /// Rejects settings that several hosts cannot have, and invalid lists of hosts.
 fn check_hosts(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<(), Wrong> {
     let Some(Hosts { clients, .. }) = &file.hosts else { return Ok(()) };
@@ -990,6 +993,10 @@ fn check_hosts(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<(), Wrong> {
     if file.path.as_ref().is_some_and(|path| path.peer == Peer::Origin) {
         let what = "a path to an origin is possible only without [hosts]";
         return Err(wrong(at("path.peer"), what, "omit [hosts]"));
+    }
+    if file.path.is_some() && file.load.headers.iter().any(|field| field.contains(ETAG)) {
+        let what = format!("{ETAG} is unknown behind a [path] to other hosts");
+        return Err(wrong(at("load.headers"), what, "write the entity tag itself, or omit [path]"));
     }
     if file.load.beside > 0 {
         return Err(wrong(at("load.beside"), "additional clients are possible only without [hosts]", ""));

@@ -34,6 +34,9 @@ const NOTICE: Duration = Duration::from_millis(100);
 /// Maximum attempts at a load if a generator receives the start time too late.
 const ATTEMPTS: u32 = 4;
 
+/// Begins the line in which `ammeter wan join --cpu` says how many seconds of CPU time moving packets has taken.
+pub(crate) const PATH_CPU: &str = "path-cpu-s ";
+
 /// A load generator and its host.
 pub(crate) struct Generator {
     pub(crate) name: String,
@@ -90,6 +93,8 @@ pub(crate) struct Load {
     pub(crate) parts: Vec<(String, Parts)>,
     /// The merged outcome.
     pub(crate) outcome: Outcome,
+    /// CPU time of the path on each generator's host, in seconds.
+    path_cpu_s: Vec<f64>,
     /// Clock readings before and after the load, the server's host first.
     clocks: [Vec<Clock>; 2],
 }
@@ -148,7 +153,8 @@ pub(crate) fn load(
             [(_, only)] => only.outcome.clone(),
             parts => Parts::merge(parts).map_err(Failure::failed)?,
         };
-        return Ok(Ok(Load { parts, outcome, clocks }));
+        let path_cpu_s = slices.iter().map(Slice::path_cpu_s).collect();
+        return Ok(Ok(Load { parts, outcome, path_cpu_s, clocks }));
     }
 }
 
@@ -175,8 +181,8 @@ impl Load {
             ..HostRun::default()
         }];
         for (at, (host, Parts { outcome, .. })) in self.parts.iter().enumerate() {
-            let (busy, others) =
-                before[at + 1].shares(&after[at + 1], outcome.establisher.cpu_s + outcome.handler.cpu_s);
+            let own_s = outcome.establisher.cpu_s + outcome.handler.cpu_s + self.path_cpu_s[at];
+            let (busy, others) = before[at + 1].shares(&after[at + 1], own_s);
             hosts.push(HostRun {
                 host: host.clone(),
                 role: format!("load {}/{}", at + 1, self.parts.len()),
@@ -241,6 +247,12 @@ impl Slice {
             let _ = fs::remove_file(&self.file);
         }
         Ok((self.name.clone(), parts))
+    }
+
+    /// CPU time of its path on its host, in seconds.
+    fn path_cpu_s(&self) -> f64 {
+        let said = self.said.whole();
+        said.lines().find_map(|line| line.strip_prefix(PATH_CPU)?.parse().ok()).unwrap_or_default()
     }
 
     /// The reason why there is no result.

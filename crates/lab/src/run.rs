@@ -36,7 +36,7 @@ use crate::archive::{
 };
 use crate::certificate::{Certificate, tls_address};
 use crate::environment::{Folder, Running, Site, Streams, TestEnvironment, free_address, interrupted};
-use crate::experiment::{Load, Settings};
+use crate::experiment::{ETAG, Load, Settings};
 use crate::group::{CpuTime, Group};
 use crate::plan;
 use crate::subject::{self, Answer, Kind, Place, Subject};
@@ -596,7 +596,6 @@ pub(crate) fn load_words(
 
 /// Returns the header fields of each request, with `@etag@` replaced by the server's entity tag for `target`.
 pub(crate) fn fields(settings: &Settings, server: SocketAddr, target: &str) -> Vec<String> {
-    const ETAG: &str = "@etag@";
     let put = |field: &Checked<_>| {
         if !field.contains(ETAG) {
             return field.to_string();

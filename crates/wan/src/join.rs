@@ -5,8 +5,8 @@
 //! device. Between the two devices, each packet is a datagram. So no host forwards packets outside such a namespace or
 //! changes an address, and nothing is left there when a program ends.
 //!
-//! A datagram is a key, which keeps strangers out, a number, by which losses between the hosts are noticed, the losses that the sender has
-//! noticed, and one packet (IPv4). A datagram with only the key asks for an address; the answer has one.
+//! A datagram is a key, which keeps strangers out, a number, by which losses between the hosts are noticed, and one packet (IPv4). Others
+//! have no packet: a joined host sends a [`Greeting`] from time to time, at first to get an address, which the answer has.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -23,6 +23,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use amped_measure::Failure;
+use amped_sys::clock;
 use amped_sys::netns::NetNs;
 use amped_sys::poll::{self, Until};
 use amped_sys::signal::Signals;
@@ -31,8 +32,8 @@ use ipnet::{IpNet, Ipv4Net};
 use serde::{Deserialize, Serialize};
 
 use crate::behind::{DEVICE, HOST4, Inside, failure_of, wait};
-use crate::place::{DeviceSettings, Mark, check_congestion_control, in_thread, make_device};
-use crate::router::Port;
+use crate::place::{DeviceSettings, Mark, be_allowed, check_congestion_control, in_thread, make_device};
+use crate::router::{PRIORITY, Port};
 
 /// The largest packet of a joined host: with the headers of IPv6 and UDP and the key, a datagram of 1500 bytes has room for more.
 const MTU: u32 = 1400;
@@ -43,9 +44,15 @@ const PEERS_MAX: usize = 250;
 /// A joined host that has been silent for this long loses its address, if there is no other for the next one.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Timeout for an answer from the test bed, and the interval of requests.
+/// Timeout for an answer from the test bed, and the interval of greetings until there is one.
 const ANSWER: Duration = Duration::from_secs(5);
 const ASK_AGAIN: Duration = Duration::from_millis(200);
+
+/// Interval of greetings afterwards: the address of a host behind NAT may change when nothing is sent.
+const GREET: Duration = Duration::from_secs(5);
+
+/// A test bed that has been silent for this long has ended.
+const ENDED: Duration = Duration::from_secs(20);
 
 /// How often a thread that moves packets checks whether it is to end.
 const CHECK: Duration = Duration::from_millis(100);
@@ -55,8 +62,8 @@ const BURST: usize = 64;
 
 const KEY_BYTES: usize = 16;
 
-/// The key, and two numbers of 32 bits in network order.
-const HEAD_BYTES: usize = KEY_BYTES + 8;
+/// The key, and a number of 32 bits in network order.
+const HEAD_BYTES: usize = KEY_BYTES + 4;
 
 /// A datagram's buffer, in which a packet from a device is preceded by its header.
 const BUFFER_BYTES: usize = HEAD_BYTES + 65_536;
@@ -71,12 +78,10 @@ const FULL: Duration = Duration::from_millis(10);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key([u8; KEY_BYTES]);
 
-impl Key {
-    fn random() -> io::Result<Key> {
-        let mut bytes = [0; KEY_BYTES];
-        File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-        Ok(Key(bytes))
-    }
+fn random<const COUNT: usize>() -> io::Result<[u8; COUNT]> {
+    let mut bytes = [0; COUNT];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
 }
 
 impl fmt::Display for Key {
@@ -102,6 +107,8 @@ pub struct Invitation {
     pub address: SocketAddr,
     /// The key, in hexadecimal digits.
     pub key: String,
+    /// TCP's congestion control in the test bed.
+    pub congestion_control: String,
 }
 
 /// Accepts other hosts for a class, until it is dropped.
@@ -109,7 +116,6 @@ pub struct Invitation {
 pub(crate) struct Meeting {
     invitation: Invitation,
     mover: Option<Mover>,
-    lost: Arc<AtomicU64>,
 }
 
 impl Meeting {
@@ -126,7 +132,7 @@ impl Meeting {
         let socket = UdpSocket::bind(listen)
             .map_err(|error| Failure::failed(format!("cannot receive datagrams at {listen}: {error}")))?;
         let address = socket.local_addr().map_err(Failure::io("get the address of a socket"))?;
-        let key = Key::random().map_err(Failure::io("read /dev/urandom"))?;
+        let key = Key(random().map_err(Failure::io("read /dev/urandom"))?);
         let device = DeviceSettings {
             name: "join0".to_owned(),
             mtu: MTU,
@@ -145,13 +151,21 @@ impl Meeting {
             Ok(port)
         })?;
         let mover = Mover::start(port, socket, key, Peers::Joined { network, known: Vec::new() })?;
-        let lost = Arc::clone(&mover.lost);
-        Ok(Meeting { invitation: Invitation { address, key: key.to_string() }, mover: Some(mover), lost })
+        let (key, congestion_control) = (key.to_string(), congestion_control.to_owned());
+        Ok(Meeting { invitation: Invitation { address, key, congestion_control }, mover: Some(mover) })
     }
 
-    /// Returns the packets that were lost between the hosts so far, in both directions.
-    pub(crate) fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
+    /// Returns the packets that were lost between the hosts so far, in both directions, and the time in which moving them kept a
+    /// thread of theirs busy, in milliseconds.
+    pub(crate) fn losses(&self) -> (u64, u64) {
+        let of = |mover: &Mover| [&mover.lost, &mover.strained_ms].map(|count| count.load(Ordering::Relaxed));
+        let [lost, strained_ms] = self.mover.as_ref().map_or([0, 0], of);
+        (lost, strained_ms)
+    }
+
+    /// Returns whether packets are no longer moved: the device was removed.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.mover.as_ref().is_none_or(|mover| mover.thread.is_finished())
     }
 
     /// Returns what another host needs.
@@ -162,7 +176,7 @@ impl Meeting {
 
 impl Drop for Meeting {
     fn drop(&mut self) {
-        self.mover.take().into_iter().for_each(Mover::stop);
+        self.mover.take().into_iter().for_each(|mover| _ = mover.stop());
     }
 }
 
@@ -179,17 +193,21 @@ pub struct Settings {
     pub congestion_control: String,
 }
 
-/// Runs a command in the class of a test bed on another host; there the server is [`HOST4`]. Call it before starting any thread, so that
-/// all threads leave signals to this one; a terminating signal ends the command, and then this returns.
+/// Runs a command in the class of a test bed on another host; there the server is [`HOST4`]. Returns its exit status, and the CPU time that
+/// moving its packets has taken. Call it before starting any thread, so that all threads leave signals to this one; a terminating
+/// signal ends the command, and then this returns.
 ///
 /// # Errors
-/// When the test bed does not answer, permission or `ip` is missing, or the command cannot be started. Nothing is left behind then either.
-pub fn run(settings: &Settings) -> Result<ExitStatus, Failure> {
+/// When the test bed does not answer or ends, permission or `ip` is missing, or the command cannot be started. Nothing is left behind then
+/// either.
+pub fn run(settings: &Settings) -> Result<(ExitStatus, Duration), Failure> {
     let signals = Signals::block().map_err(Failure::io("block signals"))?;
+    be_allowed()?;
     Mark::end_orphans();
     let mark = Mark::own()?;
     check_congestion_control(&settings.congestion_control)?;
-    let (socket, own) = meet(settings)?;
+    let session = u64::from_be_bytes(random().map_err(Failure::io("read /dev/urandom"))?);
+    let (socket, own) = meet(settings, session, &signals)?;
     let device = DeviceSettings {
         name: DEVICE.to_owned(),
         mtu: MTU,
@@ -205,7 +223,7 @@ pub fn run(settings: &Settings) -> Result<ExitStatus, Failure> {
     // Without a device, it has sent its error before it ended.
     let Ok(port) = port.recv() else { return Err(failure_of(&ended)) };
     port.tun.without_offload().map_err(Failure::io("set up a network device"))?;
-    let mover = Mover::start(port, socket, settings.key, Peers::Testbed(Flow::default()))?;
+    let mover = Mover::start(port, socket, settings.key, Peers::Testbed { session, flow: Flow::default() })?;
     // A thread that has ended is detected below.
     let _ = starts.send(());
     let result = wait(&ended, &signals, || mover.thread.is_finished());
@@ -213,22 +231,25 @@ pub fn run(settings: &Settings) -> Result<ExitStatus, Failure> {
     let _ = thread.join();
     // One of them may have been another `ammeter wan`.
     Mark::end_orphans();
-    mover.stop();
-    result
+    let moved = mover.stop();
+    result.and_then(|status| Ok((status, moved?)))
 }
 
 /// Asks the test bed for an address. Returns it, with the socket that packets go through.
-fn meet(settings: &Settings) -> Result<(UdpSocket, Ipv4Addr), Failure> {
+fn meet(settings: &Settings, session: u64, signals: &Signals) -> Result<(UdpSocket, Ipv4Addr), Failure> {
     let any: IpAddr =
         if settings.address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).map_err(Failure::io("open a socket"))?;
     socket.connect(settings.address).map_err(Failure::io(format_args!("reach {}", settings.address)))?;
     socket.set_read_timeout(Some(ASK_AGAIN)).map_err(Failure::io("set up a socket"))?;
-    let begin = Instant::now();
+    let (begin, greeting) = (Instant::now(), Greeting { session, lost: 0, strained_ms: 0 });
     let mut buffer = [0; 64];
     while begin.elapsed() < ANSWER {
+        if signals.wait_for(Duration::ZERO).is_some() {
+            return Err(Failure::failed("interrupted"));
+        }
         // Refused, for instance: nobody receives there yet.
-        let _ = socket.send(&settings.key.0);
+        let _ = socket.send(&[&settings.key.0[..], &greeting.bytes()].concat());
         if let Ok(count) = socket.recv(&mut buffer)
             && let Some(octets) = content(&buffer[..count], settings.key)
             && let Ok(octets) = <[u8; 4]>::try_from(octets)
@@ -239,7 +260,8 @@ fn meet(settings: &Settings) -> Result<(UdpSocket, Ipv4Addr), Failure> {
         thread::sleep(Duration::from_millis(10));
     }
     Err(Failure::failed(format!(
-        "no test bed answers at {}; is it up, has it this key (ammeter wan invite), and do datagrams (UDP) reach it?",
+        "no test bed answers at {}; is it up, has it this key (ammeter wan invite), do datagrams (UDP) reach it, and have fewer than \
+         {PEERS_MAX} hosts joined?",
         settings.address
     )))
 }
@@ -255,6 +277,40 @@ fn addresses(packet: &[u8]) -> Option<[Ipv4Addr; 2]> {
     (packet.first()? >> 4 == 4).then_some([octets(12)?, octets(16)?])
 }
 
+/// What a joined host says from time to time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Greeting {
+    /// Identifies the program, whatever its address.
+    session: u64,
+    /// Packets of the test bed that were lost so far.
+    lost: u32,
+    /// Time in which its thread was busy, in milliseconds.
+    strained_ms: u32,
+}
+
+const GREETING_BYTES: usize = 16;
+
+impl Greeting {
+    fn bytes(self) -> [u8; GREETING_BYTES] {
+        let mut bytes = [0; GREETING_BYTES];
+        bytes[..8].copy_from_slice(&self.session.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.lost.to_be_bytes());
+        bytes[12..].copy_from_slice(&self.strained_ms.to_be_bytes());
+        bytes
+    }
+
+    fn read(bytes: &[u8]) -> Option<Greeting> {
+        let bytes = <[u8; GREETING_BYTES]>::try_from(bytes).ok()?;
+        let (session, counts) = bytes.split_first_chunk()?;
+        let (lost, strained_ms) = counts.split_first_chunk()?;
+        Some(Greeting {
+            session: u64::from_be_bytes(*session),
+            lost: u32::from_be_bytes(*lost),
+            strained_ms: u32::from_be_bytes(strained_ms.try_into().ok()?),
+        })
+    }
+}
+
 /// The datagrams between two hosts, and how many were lost.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flow {
@@ -262,8 +318,6 @@ struct Flow {
     received: u32,
     /// The number after the highest that was received.
     next: u32,
-    /// The losses that the other side has noticed.
-    lost_there: u32,
 }
 
 impl Flow {
@@ -273,19 +327,18 @@ impl Flow {
         self.sent.wrapping_sub(1)
     }
 
-    /// Notes a datagram's numbers: its own, and that of the losses noticed by its sender.
-    fn note(&mut self, number: u32, lost_there: u32) {
+    /// Notes a datagram of this number.
+    fn note(&mut self, number: u32) {
         self.received = self.received.wrapping_add(1);
         let after = number.wrapping_add(1);
         if after.wrapping_sub(self.next).cast_signed() > 0 {
             self.next = after;
         }
-        self.lost_there = self.lost_there.max(lost_there);
     }
 
-    /// Datagrams that were sent here and have not arrived, or not yet.
+    /// Datagrams that were sent here and have not arrived, or not yet. A network that repeats one hides another's loss.
     fn lost(&self) -> u32 {
-        self.next.wrapping_sub(self.received)
+        self.next.wrapping_sub(self.received).cast_signed().max(0).cast_unsigned()
     }
 }
 
@@ -293,7 +346,7 @@ impl Flow {
 #[derive(Debug)]
 enum Peers {
     /// The test bed.
-    Testbed(Flow),
+    Testbed { session: u64, flow: Flow },
     /// Joined hosts, in the order of their addresses.
     Joined { network: Ipv4Net, known: Vec<Peer> },
 }
@@ -304,9 +357,11 @@ struct Peer {
     at: SocketAddr,
     /// When something arrived from it.
     heard: Instant,
+    /// Its last greeting.
+    greeting: Greeting,
     flow: Flow,
-    /// Losses of the hosts that had its address before.
-    lost_before: u64,
+    /// Losses and busy time of the hosts that had its address before.
+    before: (u64, u64),
 }
 
 impl Peers {
@@ -315,14 +370,14 @@ impl Peers {
         Ipv4Addr::from_bits(network.network().to_bits() + number as u32 + 1)
     }
 
-    /// Gives a host an address, unless there is none.
-    fn admit(&mut self, at: SocketAddr, now: Instant) -> Option<Ipv4Addr> {
+    /// Handles a greeting. Returns the address of the host, unless there is none.
+    fn admit(&mut self, at: SocketAddr, greeting: Greeting, now: Instant) -> Option<Ipv4Addr> {
         let Peers::Joined { network, known } = self else { return None };
-        let new = |lost_before| Peer { at, heard: now, flow: Flow::default(), lost_before };
-        let number = match known.iter().position(|peer| peer.at == at) {
+        let new = |before| Peer { at, heard: now, greeting, flow: Flow::default(), before };
+        let number = match known.iter().position(|peer| peer.greeting.session == greeting.session) {
             Some(number) => number,
             None if known.len() < PEERS_MAX => {
-                known.push(new(0));
+                known.push(new((0, 0)));
                 known.len() - 1
             }
             None => {
@@ -330,39 +385,39 @@ impl Peers {
                 if now.duration_since(oldest.heard) <= SILENCE {
                     return None;
                 }
-                known[number] = new(oldest.lost());
+                known[number] = new(oldest.losses());
                 number
             }
         };
-        known[number].heard = now;
+        let peer = &mut known[number];
+        (peer.at, peer.heard, peer.greeting) = (at, now, greeting);
         Some(Peers::address(*network, number))
     }
 
     /// Notes a packet. Returns whether it may come from this host.
-    fn note(&mut self, from: SocketAddr, (number, lost_there): (u32, u32), packet: &[u8], now: Instant) -> bool {
-        let Some([source, _]) = addresses(packet) else { return false };
+    fn note(&mut self, from: SocketAddr, number: u32, packet: &[u8], now: Instant) -> bool {
         match self {
-            Peers::Testbed(flow) => {
-                flow.note(number, lost_there);
+            Peers::Testbed { flow, .. } => {
+                flow.note(number);
                 true
             }
             Peers::Joined { network, known } => {
-                let Some((place, peer)) = known.iter_mut().enumerate().find(|(_, peer)| peer.at == from) else {
-                    return false;
-                };
+                // The last one, if an address was used by another program before.
+                let Some(place) = known.iter().rposition(|peer| peer.at == from) else { return false };
+                let peer = &mut known[place];
                 peer.heard = now;
-                peer.flow.note(number, lost_there);
-                Peers::address(*network, place) == source
+                peer.flow.note(number);
+                addresses(packet).is_some_and(|[source, _]| Peers::address(*network, place) == source)
             }
         }
     }
 
-    /// The host to which a packet goes, and the numbers of its datagram. `None` if there is no such host.
+    /// The host to which a packet goes, and its datagrams. `None` if there is no such host, or the packet is not of IPv4.
     fn route(&mut self, packet: &[u8]) -> Option<(Option<SocketAddr>, &mut Flow)> {
+        let [_, to] = addresses(packet)?;
         match self {
-            Peers::Testbed(flow) => Some((None, flow)),
+            Peers::Testbed { flow, .. } => Some((None, flow)),
             Peers::Joined { network, known } => {
-                let [_, to] = addresses(packet)?;
                 let number = to.to_bits().checked_sub(network.network().to_bits() + 1)?;
                 let peer = known.get_mut(number as usize)?;
                 Some((Some(peer.at), &mut peer.flow))
@@ -370,28 +425,35 @@ impl Peers {
         }
     }
 
-    /// Losses in both directions.
-    fn lost(&self) -> u64 {
+    /// Losses, and busy time of the joined hosts' threads in milliseconds.
+    fn losses(&self) -> (u64, u64) {
         match self {
-            Peers::Testbed(flow) => flow.lost().into(),
-            Peers::Joined { known, .. } => known.iter().map(Peer::lost).sum(),
+            Peers::Testbed { flow, .. } => (flow.lost().into(), 0),
+            Peers::Joined { known, .. } => {
+                let each = known.iter().map(Peer::losses);
+                each.fold((0, 0), |(lost, strained), (one, other)| (lost + one, strained + other))
+            }
         }
     }
 }
 
 impl Peer {
-    fn lost(&self) -> u64 {
-        self.lost_before + u64::from(self.flow.lost()) + u64::from(self.flow.lost_there)
+    fn losses(&self) -> (u64, u64) {
+        let (lost, strained_ms) = self.before;
+        let own = u64::from(self.flow.lost()) + u64::from(self.greeting.lost);
+        (lost + own, strained_ms + u64::from(self.greeting.strained_ms))
     }
 }
 
 /// A thread that moves packets between a device and a socket.
 #[derive(Debug)]
 struct Mover {
-    thread: JoinHandle<()>,
+    thread: JoinHandle<Result<Duration, Failure>>,
     is_over: Arc<AtomicBool>,
     /// Packets lost so far.
     lost: Arc<AtomicU64>,
+    /// Time in which this thread, and those of joined hosts, were busy.
+    strained_ms: Arc<AtomicU64>,
 }
 
 /// What the thread works with.
@@ -402,8 +464,13 @@ struct Work {
     peers: Peers,
     buffer: Vec<u8>,
     lost: Arc<AtomicU64>,
-    /// When the losses at the device were read.
-    checked: Instant,
+    strained_ms: Arc<AtomicU64>,
+    own_strained: Duration,
+    /// When the thread's time was last read, and that time: running or waiting for a core.
+    checked: (Instant, Duration),
+    /// When a greeting was sent, and when something arrived.
+    greeted: Instant,
+    heard: Instant,
 }
 
 impl Mover {
@@ -413,49 +480,115 @@ impl Mover {
             socket.set_nonblocking(true)
         };
         set_up().map_err(Failure::io("set up a socket"))?;
-        let (is_over, lost) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (over, buffer, checked) = (Arc::clone(&is_over), vec![0; BUFFER_BYTES], Instant::now());
-        let mut work = Work { port, socket, key, peers, buffer, lost: Arc::clone(&lost), checked };
-        let thread = thread::Builder::new().name("join".to_owned());
-        let thread = thread.spawn(move || while !over.load(Ordering::Relaxed) && work.turn() {});
-        Ok(Mover { thread: thread.map_err(Failure::io("start a thread"))?, is_over, lost })
+        let is_over = Arc::new(AtomicBool::new(false));
+        let [lost, strained_ms] = [0, 0].map(|count| Arc::new(AtomicU64::new(count)));
+        let now = Instant::now();
+        let mut work = Work {
+            port,
+            socket,
+            key,
+            peers,
+            buffer: vec![0; BUFFER_BYTES],
+            lost: Arc::clone(&lost),
+            strained_ms: Arc::clone(&strained_ms),
+            own_strained: Duration::ZERO,
+            checked: (now, Duration::ZERO),
+            greeted: now,
+            heard: now,
+        };
+        let over = Arc::clone(&is_over);
+        let run = move || {
+            // An ordinary thread may wait for milliseconds while packets arrive; without the permission it is one.
+            let _ = clock::run_first(PRIORITY - 1);
+            while !over.load(Ordering::Relaxed) {
+                work.turn()?;
+            }
+            work.check();
+            work.greet();
+            Ok(clock::cpu_time())
+        };
+        let thread = thread::Builder::new().name("join".to_owned()).spawn(run);
+        Ok(Mover { thread: thread.map_err(Failure::io("start a thread"))?, is_over, lost, strained_ms })
     }
 
-    fn stop(self) {
+    /// Ends the thread. Returns its CPU time.
+    ///
+    /// # Errors
+    /// Why it has ended before.
+    fn stop(self) -> Result<Duration, Failure> {
         self.is_over.store(true, Ordering::Relaxed);
-        let _ = self.thread.join();
+        self.thread.join().unwrap_or_else(|_| Err(Failure::failed("the thread that moves packets panicked")))
     }
 }
 
 impl Work {
-    /// Moves what there is, or waits. Returns `false` if the device is gone.
-    fn turn(&mut self) -> bool {
-        let Ok(ready) = poll::wait_readable(&[self.port.tun.as_fd(), self.socket.as_fd()], CHECK) else { return false };
-        let is_there = (!ready[0] || self.send_packets()) && (!ready[1] || self.receive_packets());
-        if self.checked.elapsed() >= CHECK {
-            self.checked = Instant::now();
-            self.lost.store(self.peers.lost() + self.port.statistics.dropped(), Ordering::Relaxed);
+    /// Moves what there is, or waits.
+    fn turn(&mut self) -> Result<(), Failure> {
+        let ready = poll::wait_readable(&[self.port.tun.as_fd(), self.socket.as_fd()], CHECK);
+        let ready = ready.map_err(Failure::io("wait for packets"))?;
+        if ready[0] {
+            self.send_packets()?;
         }
-        is_there
+        if ready[1] {
+            self.receive_packets()?;
+        }
+        if self.checked.0.elapsed() >= CHECK {
+            self.check();
+        }
+        if matches!(self.peers, Peers::Testbed { .. }) {
+            if self.heard.elapsed() > ENDED {
+                return Err(Failure::failed(format!(
+                    "the test bed has not answered for {ENDED:?}: it has ended, or cannot be reached"
+                )));
+            }
+            if self.greeted.elapsed() >= GREET {
+                self.greet();
+            }
+        }
+        Ok(())
     }
 
-    /// Sends packets of the device as datagrams. Returns `false` if the device is gone.
-    fn send_packets(&mut self) -> bool {
+    /// Updates the losses, and the time in which the thread was busy without a pause.
+    fn check(&mut self) {
+        let (now, busy) = (Instant::now(), busy_time());
+        let (before, known) = self.checked;
+        let (elapsed, own) = (now - before, busy.saturating_sub(known));
+        if own > elapsed.mul_f64(BUSY) {
+            self.own_strained += elapsed;
+        }
+        self.checked = (now, busy);
+        let (lost, strained_ms) = self.peers.losses();
+        self.lost.store(lost + self.port.statistics.dropped(), Ordering::Relaxed);
+        self.strained_ms.store(strained_ms + self.own_strained.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// Sends a greeting, if the other end is a test bed.
+    fn greet(&mut self) {
+        if let Peers::Testbed { session, .. } = self.peers {
+            self.greeted = Instant::now();
+            let [lost, strained_ms] = [&self.lost, &self.strained_ms].map(|count| count.load(Ordering::Relaxed) as u32);
+            let greeting = Greeting { session, lost, strained_ms };
+            // It is sent again.
+            let _ = self.socket.send(&[&self.key.0[..], &greeting.bytes()].concat());
+        }
+    }
+
+    /// Sends packets of the device as datagrams.
+    fn send_packets(&mut self) -> Result<(), Failure> {
         for _ in 0..BURST {
             // The packet's header is where the end of the datagram's will be.
             let count = match self.port.tun.read(&mut self.buffer[HEAD_BYTES - HEADER_BYTES..]) {
                 Ok(count) => count,
-                Err(error) => return !amped_sys::tun::is_gone(&error),
+                Err(error) => return self.unless_gone(&error),
             };
             let end = (HEAD_BYTES - HEADER_BYTES + count).max(HEAD_BYTES);
             let Some((to, flow)) = self.peers.route(&self.buffer[HEAD_BYTES..end]) else { continue };
-            let numbers =
-                [flow.number().to_be_bytes(), (self.lost.load(Ordering::Relaxed) as u32).to_be_bytes()].concat();
+            let number = flow.number().to_be_bytes();
             self.buffer[..KEY_BYTES].copy_from_slice(&self.key.0);
-            self.buffer[KEY_BYTES..HEAD_BYTES].copy_from_slice(&numbers);
+            self.buffer[KEY_BYTES..HEAD_BYTES].copy_from_slice(&number);
             self.send(to, end);
         }
-        true
+        Ok(())
     }
 
     /// Sends a datagram of this length, which has a number: the other side notices if it is lost.
@@ -470,30 +603,47 @@ impl Work {
         }
     }
 
-    /// Passes packets in datagrams to the device, and answers requests. Returns `false` if the device is gone.
-    fn receive_packets(&mut self) -> bool {
+    /// Passes packets in datagrams to the device, and answers greetings.
+    fn receive_packets(&mut self) -> Result<(), Failure> {
         for _ in 0..BURST {
-            let Ok((count, from)) = self.socket.recv_from(&mut self.buffer) else { return true };
+            let Ok((count, from)) = self.socket.recv_from(&mut self.buffer) else { return Ok(()) };
             let Some(content) = content(&self.buffer[..count], self.key) else { continue };
             let now = Instant::now();
-            if content.is_empty() {
-                if let Some(own) = self.peers.admit(from, now) {
+            self.heard = now;
+            if let Some(greeting) = Greeting::read(content) {
+                if let Some(own) = self.peers.admit(from, greeting, now) {
                     let _ = self.socket.send_to(&[&self.key.0[..], &own.octets()].concat(), from);
                 }
                 continue;
             }
-            let Some((numbers, packet)) = content.split_at_checked(HEAD_BYTES - KEY_BYTES) else { continue };
-            let number =
-                |at: usize| u32::from_be_bytes([numbers[at], numbers[at + 1], numbers[at + 2], numbers[at + 3]]);
-            if self.peers.note(from, (number(0), number(4)), packet, now)
+            let Some((number, packet)) = content.split_first_chunk().filter(|(_, packet)| !packet.is_empty()) else {
+                continue;
+            };
+            if self.peers.note(from, u32::from_be_bytes(*number), packet, now)
                 && let Err(error) = self.port.tun.write(&[IoSlice::new(&[0; HEADER_BYTES]), IoSlice::new(packet)])
-                && amped_sys::tun::is_gone(&error)
             {
-                return false;
+                self.unless_gone(&error)?;
             }
         }
-        true
+        Ok(())
     }
+
+    /// The failure if the device is gone; other errors concern one packet.
+    fn unless_gone(&self, error: &io::Error) -> Result<(), Failure> {
+        match amped_sys::tun::is_gone(error) {
+            true => Err(Failure::failed(format!("the device {} was removed", self.port.name))),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A thread that was running or waiting for a core for more than this share of an interval had no pause in it.
+const BUSY: f64 = 0.8;
+
+/// The time in which the calling thread has run or waited for a core (proc_pid_schedstat(5)); zero if the kernel does not say.
+fn busy_time() -> Duration {
+    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split_whitespace().take(2).filter_map(|field| field.parse().ok()).map(Duration::from_nanos).sum()
 }
 
 #[cfg(test)]
@@ -506,59 +656,73 @@ mod tests {
 
     #[test]
     fn key_round_trips() {
-        let key = Key::random().expect("random bytes");
+        let key = Key(random().expect("random bytes"));
         assert_eq!(key.to_string().parse(), Ok(key));
         for bad in ["", "0", &"g".repeat(32), &"0".repeat(31), &"0".repeat(33), "+0000000000000000000000000000000"] {
             assert!(bad.parse::<Key>().is_err_and(|error| error.contains("invite")) || bad.starts_with('+'), "{bad}");
         }
     }
 
+    fn greeting(session: u64) -> Greeting {
+        Greeting { session, lost: 0, strained_ms: 0 }
+    }
+
     #[test]
     fn joined_hosts_have_addresses_and_send_from_no_other() {
         let network: Ipv4Net = "10.78.254.0/24".parse().expect("a network");
         let mut peers = Peers::Joined { network, known: Vec::new() };
-        let host = |number: usize| SocketAddr::from(([192, 0, 2, (number % 250) as u8], 1000 + number as u16));
+        let host = |number: u64| SocketAddr::from(([192, 0, 2, (number % 250) as u8], 1000 + number as u16));
         let now = Instant::now();
-        for number in 0..PEERS_MAX {
+        for number in 0..PEERS_MAX as u64 {
             let expected = Ipv4Addr::new(10, 78, 254, number as u8 + 1);
             // It may ask twice.
-            assert_eq!([(); 2].map(|()| peers.admit(host(number), now)), [Some(expected); 2]);
+            let admitted = [(); 2].map(|()| peers.admit(host(number), greeting(number), now));
+            assert_eq!(admitted, [Some(expected); 2]);
         }
-        assert_eq!(peers.admit(host(PEERS_MAX), now), None);
+        assert_eq!(peers.admit(host(999), greeting(999), now), None);
         let server = HOST4.octets();
-        assert!(peers.note(host(2), (0, 0), &packet([10, 78, 254, 3], server), now + SILENCE));
-        assert!(!peers.note(host(2), (1, 0), &packet([10, 78, 254, 4], server), now));
-        assert!(!peers.note(host(999), (0, 0), &packet([10, 78, 254, 3], server), now));
+        assert!(peers.note(host(2), 0, &packet([10, 78, 254, 3], server), now + SILENCE));
+        assert!(!peers.note(host(2), 1, &packet([10, 78, 254, 4], server), now));
+        assert!(!peers.note(host(999), 0, &packet([10, 78, 254, 3], server), now));
         for bad in [&[][..], &[0x60; 40], &[0x45; 15]] {
-            assert!(!peers.note(host(2), (0, 0), bad, now));
+            assert!(!peers.note(host(2), 2, bad, now));
         }
+        // Its address changes, as behind NAT.
+        assert_eq!(peers.admit(host(500), greeting(3), now), Some(Ipv4Addr::new(10, 78, 254, 4)));
+        assert!(peers.note(host(500), 0, &packet([10, 78, 254, 4], server), now));
         // The one that was silent for longest loses its address.
         let later = now + SILENCE * 2;
-        assert_eq!(peers.admit(host(PEERS_MAX), later), Some(Ipv4Addr::new(10, 78, 254, 1)));
-        assert!(!peers.note(host(0), (0, 0), &packet([10, 78, 254, 1], server), later));
+        assert_eq!(peers.admit(host(999), greeting(999), later), Some(Ipv4Addr::new(10, 78, 254, 1)));
+        assert!(!peers.note(host(0), 0, &packet([10, 78, 254, 1], server), later));
     }
 
     #[test]
     fn lost_datagrams_are_counted_in_both_directions() {
         let mut flow = Flow::default();
         assert_eq!([(); 3].map(|()| flow.number()), [0, 1, 2]);
-        // Reordering is no loss.
-        for (number, lost) in [(0, 0), (2, 1), (1, 0), (5, 2), (4, 1), (6, 1)] {
-            flow.note(number, 0);
+        // Reordering is no loss, nor is one that comes twice.
+        for (number, lost) in [(0, 0), (2, 1), (1, 0), (5, 2), (4, 1), (6, 1), (3, 0), (6, 0)] {
+            flow.note(number);
             assert_eq!(flow.lost(), lost, "{number}");
         }
         // The numbers begin again.
         let mut flow = Flow { next: u32::MAX, received: u32::MAX, ..Flow::default() };
-        for number in [u32::MAX, 0, 2] {
-            flow.note(number, 0);
-        }
+        [u32::MAX, 0, 2].into_iter().for_each(|number| flow.note(number));
         assert_eq!(flow.lost(), 1);
+
+        let said = Greeting { session: 7, lost: 4, strained_ms: 5 };
+        assert_eq!(Greeting::read(&said.bytes()), Some(said));
+        assert_eq!(Greeting::read(&said.bytes()[1..]), None);
         let network: Ipv4Net = "10.78.254.0/24".parse().expect("a network");
         let mut peers = Peers::Joined { network, known: Vec::new() };
         let (at, now) = (SocketAddr::from(([192, 0, 2, 1], 1)), Instant::now());
-        peers.admit(at, now);
+        peers.admit(at, said, now);
         let sent = packet([10, 78, 254, 1], HOST4.octets());
-        assert!(peers.note(at, (3, 4), &sent, now) && peers.note(at, (4, 4), &sent, now));
-        assert_eq!(peers.lost(), 3 + 4);
+        assert!(peers.note(at, 3, &sent, now) && peers.note(at, 4, &sent, now));
+        assert_eq!(peers.losses(), (3 + 4, 5));
+        // Another program with the same port begins at 0.
+        assert_eq!(peers.admit(at, greeting(8), now), Some(Ipv4Addr::new(10, 78, 254, 2)));
+        assert!(peers.note(at, 0, &packet([10, 78, 254, 2], HOST4.octets()), now));
+        assert_eq!(peers.losses(), (3 + 4, 5));
     }
 }

@@ -121,6 +121,9 @@ pub struct RouterSettings {
 /// at p99 with 60 us, and 5 us late with 150 us.
 const SPIN: Duration = Duration::from_micros(150);
 
+/// Maximum share of the time that threads which move packets between hosts are busy without a pause.
+const STRAINED_MAX: f64 = 0.01;
+
 /// The statistics so far.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -148,6 +151,8 @@ pub struct Report {
     pub kernel_dropped: u64,
     /// Packets that were lost between this host and those that have joined the test bed.
     pub lost_between_hosts: u64,
+    /// Time in which a thread that moves packets between the hosts ran or waited for a core without a pause, in milliseconds.
+    pub strained_ms: u64,
     /// Packets that a device refused because it was down.
     pub refused: u64,
     /// Packets from or to addresses without a path.
@@ -243,6 +248,13 @@ impl Report {
             if count > 0 {
                 verdict.weaken(Validity::PathBound, format!("{count} packets {what}"));
             }
+        }
+        if self.strained_ms as f64 > STRAINED_MAX * self.seconds * 1e3 {
+            let ms = self.strained_ms;
+            verdict.weaken(
+                Validity::PathBound,
+                format!("moving packets between the hosts kept a thread busy for {ms} ms"),
+            );
         }
         verdict
     }
@@ -569,6 +581,7 @@ impl State {
                 overflow: 0,
                 kernel_dropped: 0,
                 lost_between_hosts: 0,
+                strained_ms: 0,
                 refused: 0,
                 no_path: 0,
                 not_ip: 0,
@@ -874,7 +887,7 @@ mod tests {
     fn lateness_determines_verdict() {
         let report: Report = serde_json::from_str(
             r#"{"seconds":1.0,"cpu_seconds":0.1,"scheduling":"x","is_realtime":true,"seed":1,"congestion_control":"cubic","lateness":{"packets":9,"p50_us":1.0,"p99_us":90.0,
-                "p999_us":900.0,"max_us":9000.0},"stalls":{"count":0,"sum_ms":0.0,"max_ms":0.0},"stolen_s":0.0,"overflow":0,"kernel_dropped":0,"lost_between_hosts":0,"refused":0,"no_path":3,"not_ip":0,
+                "p999_us":900.0,"max_us":9000.0},"stalls":{"count":0,"sum_ms":0.0,"max_ms":0.0},"stolen_s":0.0,"overflow":0,"kernel_dropped":0,"lost_between_hosts":0,"strained_ms":0,"refused":0,"no_path":3,"not_ip":0,
                 "capture_left_out":0,"paths":[]}"#,
         )
         .expect("the form of a report");
@@ -892,6 +905,8 @@ mod tests {
         check(&Report { overflow: 1, ..report.clone() }, 100, "full queue");
         check(&Report { kernel_dropped: 1, ..report.clone() }, 100, "kernel");
         check(&Report { lost_between_hosts: 1, ..report.clone() }, 100, "between the hosts");
+        check(&Report { strained_ms: 10, ..report.clone() }, 100, "valid");
+        check(&Report { strained_ms: 100, ..report.clone() }, 100, "kept a thread busy for 100 ms");
         check(&Report { refused: 1, ..report }, 100, "path-bound");
     }
 

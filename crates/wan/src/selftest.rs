@@ -500,7 +500,7 @@ mod tests {
             let report: Report = serde_json::from_value(json!({
                 "seconds": 1.0, "cpu_seconds": 0.1, "scheduling": "", "is_realtime": is_realtime, "seed": 1,
                 "congestion_control": "cubic", "lateness": lateness(1.0), "stalls": stalls, "stolen_s": 0.0, "overflow": 0,
-                "kernel_dropped": 0, "refused": 0, "no_path": 0, "not_ip": 0, "capture_left_out": 0, "paths": []
+                "kernel_dropped": 0, "lost_between_hosts": 0, "strained_ms": 0, "refused": 0, "no_path": 0, "not_ip": 0, "capture_left_out": 0, "paths": []
             }))
             .expect("the form of a report");
             let (congestion_control, tcp) = ("cubic".to_owned(), Duration::ZERO);

@@ -275,6 +275,7 @@ impl Testbed {
             let signal = signals.wait_for(Duration::ZERO);
             if matches!(signal, Some(Signal::Interrupt | Signal::Terminate | Signal::Quit | Signal::HangUp))
                 || self.router.has_ended()
+                || self.meetings.iter().any(|(_, meeting)| meeting.has_ended())
             {
                 break None;
             }
@@ -289,8 +290,13 @@ impl Testbed {
         let _ = fs::remove_file(socket);
         self.mark.end_all();
         Mark::end_orphans();
-        let lost = self.lost();
-        let report = self.router.stop().map(|report| Report { lost_between_hosts: lost, ..report });
+        let (lost_between_hosts, strained_ms) = self.losses();
+        let mut report = self.router.stop().map(|report| Report { lost_between_hosts, strained_ms, ..report });
+        if let Some((class, _)) = self.meetings.iter().find(|(_, meeting)| meeting.has_ended()) {
+            report = report.and(Err(Failure::failed(format!("the device join0 of {class} was removed"))));
+        }
+        // Their addresses are free before the reply too.
+        drop(self.meetings);
         if let Some(mut connection) = asked {
             let _ = tell(&mut connection, &report.as_ref().map_err(Failure::to_string));
         }
@@ -307,7 +313,8 @@ impl Testbed {
         let _ = match serde_json::from_str(&line) {
             Ok(Request::Down) => return Some(connection),
             Ok(Request::Status) => {
-                let report = self.router.report().map(|report| Report { lost_between_hosts: self.lost(), ..report });
+                let (lost_between_hosts, strained_ms) = self.losses();
+                let report = self.router.report().map(|report| Report { lost_between_hosts, strained_ms, ..report });
                 tell(&mut connection, &report.map_err(|failure| failure.to_string()))
             }
             Ok(Request::Namespace(name)) => tell(&mut connection, &self.way_into(&name)),
@@ -320,9 +327,11 @@ impl Testbed {
         None
     }
 
-    /// Packets that were lost between this host and others so far.
-    fn lost(&self) -> u64 {
-        self.meetings.iter().map(|(_, meeting)| meeting.lost()).sum()
+    /// Packets that were lost between this host and others so far, and the time in which moving them kept a thread busy, in
+    /// milliseconds.
+    fn losses(&self) -> (u64, u64) {
+        let each = self.meetings.iter().map(|(_, meeting)| meeting.losses());
+        each.fold((0, 0), |(lost, strained), (one, other)| (lost + one, strained + other))
     }
 
     /// Namespaces are found through the process that holds them. For an

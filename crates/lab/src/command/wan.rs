@@ -24,6 +24,7 @@ use amped_units::parse_duration;
 use clap::Subcommand;
 use serde::Serialize;
 
+use crate::generate::PATH_CPU;
 use crate::say;
 
 /// The command-line flags.
@@ -135,6 +136,9 @@ struct Join {
     /// TCP congestion control
     #[arg(long, value_name = "NAME", default_value = "cubic")]
     congestion_control: String,
+    /// Print the CPU time that moving packets has taken, on standard error
+    #[arg(long)]
+    cpu: bool,
     /// Command with its arguments; the server is 10.77.0.1
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -152,7 +156,8 @@ Example, with a class on the test bed's host that accepts other hosts:
   ammeter wan join 192.0.2.1:7700 --key KEY -- curl http://10.77.0.1/
 
 Packets reach the test bed in datagrams, and take its path there: the time between the two hosts is added to its latency. IPv4 only,
-and packets have at most 1400 bytes.
+and packets have at most 1400 bytes. Key and packets are not encrypted, and users of this host see the key in its list of processes:
+use it in a network that you trust. At most 250 hosts join a class within a minute.
 
 Exit status: the command's own; 128 + N if signal N ended it; 126 if it cannot be executed, 127 if it is not found; 125 if the test
 bed could not be joined.";
@@ -409,21 +414,25 @@ fn exec(args: &Exec) -> Result<u8, Failure> {
 
 /// Runs a command in a test bed on another host.
 fn join(args: &Join) -> Result<u8, Failure> {
-    let Join { address, key, congestion_control, command } = args;
+    let Join { address, key, congestion_control, cpu, command } = args;
     let settings = join::Settings {
         address: *address,
         key: *key,
         command: command.clone(),
         congestion_control: congestion_control.clone(),
     };
-    let status = join::run(&settings).map_err(|failure| failure.or_status(PATH_FAILED))?;
+    let (status, cpu_time) = join::run(&settings).map_err(|failure| failure.or_status(PATH_FAILED))?;
+    if *cpu {
+        say::plain(&format!("{PATH_CPU}{}", cpu_time.as_secs_f64()));
+    }
     Ok(exit_status(status, &Verdict::valid()))
 }
 
 /// Prints how another host joins.
 fn invite(args: &Invite) -> Result<Verdict, Failure> {
-    let Invitation { address, key } = testbed::invitation(&args.control, &args.class)?;
-    say::out(&format!("ammeter wan join {address} --key {key} -- COMMAND"))?;
+    let Invitation { address, key, congestion_control } = testbed::invitation(&args.control, &args.class)?;
+    let flags = format!("--key {key} --congestion-control {congestion_control}");
+    say::out(&format!("ammeter wan join {address} {flags} -- COMMAND"))?;
     Ok(Verdict::valid())
 }
 
@@ -588,6 +597,7 @@ fn summary(report: &Report) -> String {
         (report.overflow, "packets were dropped by the router's full queue"),
         (report.kernel_dropped, "packets were dropped by the kernel before the router read them"),
         (report.lost_between_hosts, "packets were lost between the hosts, not on the path"),
+        (report.strained_ms, "ms long, packets waited between device and network because the machine was busy"),
         (report.refused, "packets were dropped because the device was down"),
         (report.no_path, "packets were from or to addresses without a path"),
         (report.not_ip, "packets were neither IPv4 nor IPv6"),

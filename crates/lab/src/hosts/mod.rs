@@ -82,9 +82,10 @@ impl Fleet {
         let paths = settings.iter().any(|settings| settings.path.is_some());
         for connection in fleet.connections.iter().filter(|_| paths) {
             if !connection.facts()?.is_root {
+                let host = connection.name.rsplit('@').next().unwrap_or_default();
                 return Err(Failure::usage(format!(
-                    "[path] requires root on all hosts, and {0} logs in as another user; write \"root@{0}\"",
-                    connection.name
+                    "[path] requires root on all hosts, and on {host} commands run as another user; write \"root@{host}\", or let `via` run \
+                     them as root"
                 )));
             }
         }
@@ -235,10 +236,13 @@ impl Fleet {
         let of = |client: &Connection| {
             let mut words = pinned(settings.cores.clients.as_deref());
             let program = client.facts()?.program.path.display().to_string();
-            if let Some(Invitation { address, key }) =
+            if let Some(Invitation { address, key, congestion_control }) =
                 self.server.as_ref().and_then(|own| own.ready.invitation.as_ref())
             {
-                words.extend([&program, "wan", "join", &address.to_string(), "--key", key, "--"].map(str::to_owned));
+                let address = address.to_string();
+                let join = [&program, "wan", "join", &address, "--key", key];
+                let flags = ["--congestion-control", congestion_control, "--cpu", "--"];
+                words.extend(join.into_iter().chain(flags).map(str::to_owned));
             }
             words.push(program);
             let words = load(&words, Some(PathBuf::from(manifest_of(client)?)));
