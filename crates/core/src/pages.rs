@@ -124,9 +124,6 @@ const KEPT: [Status; 8] = [
 /// Statuses that may be cached only for a time that the application gives.
 const KEPT_IF_SAID: [Status; 3] = [Status::FOUND, Status::SEE_OTHER, Status::TEMPORARY_REDIRECT];
 
-/// Statuses that are never cached: they depend on Range or preconditions of the request, or on its client (RFC 6585).
-pub const NEVER_KEPT: [u16; 8] = [206, 304, 412, 416, 428, 429, 431, 511];
-
 /// Maximum fields in the `Vary` of a cached page.
 pub(crate) const VARY_MAX: usize = 8;
 
@@ -142,7 +139,7 @@ pub(crate) fn page_of(
     let fields = || script_head.fields.iter().copied();
     let said = caching::read(fields(), wall.seconds);
     let caching::Said { forbids, for_all, lifetime, stale_while_revalidate, stale_if_error, age, vary } = said;
-    let configured = rule.lifetime_of(status).filter(|_| !NEVER_KEPT.contains(&status.0));
+    let configured = rule.lifetime_of(status);
     let is_kept =
         configured.is_some() || KEPT.contains(&status) || (lifetime.is_some() && KEPT_IF_SAID.contains(&status));
     // A cookie is meant for one client. RFC 9111, 7.3 leaves it

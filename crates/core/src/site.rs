@@ -478,6 +478,9 @@ pub struct CacheRule {
     pub stale_if_error: Duration,
 }
 
+/// Statuses that are never cached: they depend on Range or preconditions of the request, or on its client (RFC 6585).
+pub const NEVER_CACHED: [u16; 8] = [206, 304, 412, 416, 428, 429, 431, 511];
+
 /// Statuses that a class does not include: a client could have such a page sent to all others by what it sends besides the target.
 const NOT_OF_CLASSES: [u16; 6] = [400, 408, 413, 417, 421, 425];
 
@@ -491,14 +494,14 @@ pub struct StatusLifetime {
 }
 
 impl CacheRule {
-    /// Returns the lifetime that is configured for a status, if there is one.
-    pub(crate) fn lifetime_of(&self, status: Status) -> Option<Duration> {
+    /// Returns the lifetime that is configured for a status, if there is one and it may be cached.
+    pub(crate) fn lifetime_of(&self, Status(status): Status) -> Option<Duration> {
         let is_class = |own: &StatusLifetime| own.statuses.start() != own.statuses.end();
-        let mut all = self.by_status.iter().flat_map(|all| all.iter());
         let is_it = |own: &&StatusLifetime| {
-            own.statuses.contains(&status.0) && !(is_class(own) && NOT_OF_CLASSES.contains(&status.0))
+            own.statuses.contains(&status) && !(is_class(own) && NOT_OF_CLASSES.contains(&status))
         };
-        all.find(is_it).map(|own| own.lifetime)
+        let own = self.by_status.as_ref()?.iter().find(is_it)?;
+        (!NEVER_CACHED.contains(&status)).then_some(own.lifetime)
     }
 }
 

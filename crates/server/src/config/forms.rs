@@ -4,8 +4,7 @@ use std::net::Ipv6Addr;
 use std::ops::RangeInclusive;
 
 use amped_core::forms::{is_token, is_value};
-use amped_core::pages::NEVER_KEPT;
-use amped_core::site::BUILT_IN_ERRORS;
+use amped_core::site::{BUILT_IN_ERRORS, NEVER_CACHED};
 use amped_http::uri::host_of;
 use amped_units::{Form, forms, parse_duration};
 use rustls::pki_types::ServerName;
@@ -24,7 +23,7 @@ pub(super) fn error_statuses(text: &str) -> Option<RangeInclusive<u16>> {
 /// Parses a status of a response that may be cached, such as `404`, or a class of them, such as `4xx`.
 pub(super) fn cached_statuses(text: &str) -> Option<RangeInclusive<u16>> {
     let class = text.strip_suffix("xx").and_then(number).filter(|class| (2..=5).contains(class));
-    let status = || number(text).filter(|status| (200..=599).contains(status) && !NEVER_KEPT.contains(status));
+    let status = || number(text).filter(|status| (200..=599).contains(status) && !NEVER_CACHED.contains(status));
     class.map(|class| class * 100..=class * 100 + 99).or_else(|| status().map(|status| status..=status))
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use amped_core::pages::NEVER_KEPT;
+use amped_core::site::NEVER_CACHED;
 use amped_http::text;
 use serde_json::{Map, Value, json};
 
@@ -154,7 +154,7 @@ fn lifetimes(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, table: &mu
             if by_status.contains_key("5xx") {
                 continue;
             }
-            if NEVER_KEPT.iter().any(|never| never.to_string() == status) {
+            if NEVER_CACHED.iter().any(|never| never.to_string() == status) {
                 let why =
                     format!("responses with {status} depend on more of a request than its target, and are not stored");
                 page.note_here(site, directive, &why);
