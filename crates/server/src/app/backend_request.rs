@@ -281,8 +281,9 @@ impl BackendRequest {
             let is_ours = matches!(self.backend.at, At::Kept(_));
             let taken = self.codec.take(&mut buffer[..count], is_ours, stderr_lines);
             self.is_broken |= taken.is_spoiled;
-            if self.is_declined() {
-                (self.end, self.is_declined) = (Some(false), true);
+            self.is_declined = self.has_retry_status();
+            if self.is_declined {
+                self.end = Some(false);
                 continue;
             }
             if self.codec.has_head() || !taken.interim.is_empty() {
@@ -333,11 +334,9 @@ impl BackendRequest {
     }
 
     /// Returns whether the backend has responded with a status after which another one gets the request.
-    fn is_declined(&self) -> bool {
+    fn has_retry_status(&self) -> bool {
         let Some((_, Place { upstream: Some(upstream), .. })) = &self.until_status else { return false };
-        self.codec
-            .status()
-            .is_some_and(|status| upstream.settings().retry_statuses.iter().any(|retry| *retry == status))
+        self.codec.status().is_some_and(|status| upstream.settings().retries_after(status))
     }
 
     /// Returns whether something that was read is not reported yet.

@@ -112,10 +112,14 @@ pub struct UpstreamSettings {
 }
 
 impl UpstreamSettings {
-    /// Returns whether a response with this status is a failure of the backend. Those of clients are none.
+    /// Returns whether a request is retried after a response with this status.
+    pub fn retries_after(&self, status: Status) -> bool {
+        self.retry_statuses.iter().any(|retry| *retry == status)
+    }
+
+    /// Returns whether such a response is a failure of the backend. Those of clients are none.
     pub fn is_failure(&self, status: Status) -> bool {
-        let is_of_backend = status.0 >= 500 || status == Status::TOO_MANY_REQUESTS;
-        is_of_backend && self.retry_statuses.iter().any(|retry| *retry == status)
+        (status.0 >= 500 || status == Status::TOO_MANY_REQUESTS) && self.retries_after(status)
     }
 }
 
