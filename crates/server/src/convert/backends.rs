@@ -1,5 +1,7 @@
 //! Backends: `proxy_pass`, `upstream`, and the keys that all applications have.
 
+use std::collections::BTreeSet;
+
 use amped_core::forms::{ForwardedFieldName, ForwardedFieldValue};
 use amped_units::Form as _;
 use serde_json::{Value, json};
@@ -267,26 +269,19 @@ fn balance(page: &mut Page, site: &mut SitePage, table: &mut Value, upstream: &D
     table["http"] = texts.collect();
 }
 
-const RETRIED: &str =
-    "another server gets a request if none of it was sent, or if it may be repeated and the connection fails";
-
 /// After which failures another server gets a request.
 fn retries(page: &mut Page, site: &mut SitePage, table: &mut Value, from: &Directive) {
-    let mut statuses: Vec<u16> = Vec::new();
-    for word in &from.args {
-        match word.strip_prefix("http_").and_then(|status| status.parse().ok()) {
-            Some(status) => statuses.push(status),
-            None if ["error", "timeout"].contains(&word.as_str()) => {}
-            None if word == "invalid_header" => page.note_here(
-                site,
-                from,
-                "a response that is not HTTP is an error; another server does not get the request",
-            ),
-            None => page.note_here(site, from, RETRIED),
-        }
+    let status = |word: &str| word.strip_prefix("http_")?.parse::<u16>().ok();
+    let statuses: Vec<u16> = from.args.iter().filter_map(|word| status(word)).collect();
+    let others: BTreeSet<&str> = from.args.iter().map(String::as_str).filter(|word| status(word).is_none()).collect();
+    if others.contains("invalid_header") {
+        let why = "a response that is not HTTP is an error; another server does not get the request";
+        page.note_here(site, from, why);
     }
-    if !["error", "timeout"].iter().all(|word| from.args.iter().any(|arg| arg == word)) {
-        page.note_here(site, from, RETRIED);
+    if others.into_iter().filter(|word| *word != "invalid_header").ne(["error", "timeout"]) {
+        let why =
+            "another server gets a request if none of it was sent, or if it may be repeated and the connection fails";
+        page.note_here(site, from, why);
     }
     if !statuses.is_empty() {
         table["retry_statuses"] = json!(statuses);
