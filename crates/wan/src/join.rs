@@ -5,14 +5,16 @@
 //! device. Between the two devices, each packet is a datagram. So no host forwards packets outside such a namespace or
 //! changes an address, and nothing is left there when a program ends.
 //!
-//! A datagram is a key, which keeps strangers out, a number, by which losses between the hosts are noticed, and one packet (IPv4). Others
+//! A datagram is a key, without which it is ignored, a number, by which losses between the hosts are noticed, and one packet (IPv4). Others
 //! have no packet: a joined host sends a [`Greeting`] from time to time, at first to get an address, which the answer has.
 
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, IoSlice, Read as _};
+use std::iter::Sum;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::ops::Add;
 use std::os::fd::AsFd;
 use std::process::ExitStatus;
 use std::str::FromStr;
@@ -111,6 +113,29 @@ pub struct Invitation {
     pub congestion_control: String,
 }
 
+/// What disturbed packets between the hosts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Disturbance {
+    /// Packets that were lost, in both directions.
+    pub(crate) lost: u64,
+    /// Time in which moving packets kept a thread busy, in milliseconds.
+    pub(crate) strained_ms: u64,
+}
+
+impl Add for Disturbance {
+    type Output = Disturbance;
+
+    fn add(self, other: Disturbance) -> Disturbance {
+        Disturbance { lost: self.lost + other.lost, strained_ms: self.strained_ms + other.strained_ms }
+    }
+}
+
+impl Sum for Disturbance {
+    fn sum<I: Iterator<Item = Disturbance>>(all: I) -> Disturbance {
+        all.fold(Disturbance::default(), Add::add)
+    }
+}
+
 /// Accepts other hosts for a class, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Meeting {
@@ -155,12 +180,13 @@ impl Meeting {
         Ok(Meeting { invitation: Invitation { address, key, congestion_control }, mover: Some(mover) })
     }
 
-    /// Returns the packets that were lost between the hosts so far, in both directions, and the time in which moving them kept a
-    /// thread of theirs busy, in milliseconds.
-    pub(crate) fn losses(&self) -> (u64, u64) {
-        let of = |mover: &Mover| [&mover.lost, &mover.strained_ms].map(|count| count.load(Ordering::Relaxed));
-        let [lost, strained_ms] = self.mover.as_ref().map_or([0, 0], of);
-        (lost, strained_ms)
+    /// Returns what has disturbed packets so far.
+    pub(crate) fn disturbance(&self) -> Disturbance {
+        let of = |mover: &Mover| Disturbance {
+            lost: mover.lost.load(Ordering::Relaxed),
+            strained_ms: mover.strained_ms.load(Ordering::Relaxed),
+        };
+        self.mover.as_ref().map(of).unwrap_or_default()
     }
 
     /// Returns whether packets are no longer moved: the device was removed.
@@ -277,7 +303,7 @@ fn addresses(packet: &[u8]) -> Option<[Ipv4Addr; 2]> {
     (packet.first()? >> 4 == 4).then_some([octets(12)?, octets(16)?])
 }
 
-/// What a joined host says from time to time.
+/// What a joined host reports from time to time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Greeting {
     /// Identifies the program, whatever its address.
@@ -360,8 +386,8 @@ struct Peer {
     /// Its last greeting.
     greeting: Greeting,
     flow: Flow,
-    /// Losses and busy time of the hosts that had its address before.
-    before: (u64, u64),
+    /// That of the hosts that had its address before.
+    before: Disturbance,
 }
 
 impl Peers {
@@ -377,7 +403,7 @@ impl Peers {
         let number = match known.iter().position(|peer| peer.greeting.session == greeting.session) {
             Some(number) => number,
             None if known.len() < PEERS_MAX => {
-                known.push(new((0, 0)));
+                known.push(new(Disturbance::default()));
                 known.len() - 1
             }
             None => {
@@ -385,7 +411,7 @@ impl Peers {
                 if now.duration_since(oldest.heard) <= SILENCE {
                     return None;
                 }
-                known[number] = new(oldest.losses());
+                known[number] = new(oldest.disturbance());
                 number
             }
         };
@@ -425,23 +451,19 @@ impl Peers {
         }
     }
 
-    /// Losses, and busy time of the joined hosts' threads in milliseconds.
-    fn losses(&self) -> (u64, u64) {
+    /// What the numbers and the greetings tell of disturbances.
+    fn disturbance(&self) -> Disturbance {
         match self {
-            Peers::Testbed { flow, .. } => (flow.lost().into(), 0),
-            Peers::Joined { known, .. } => {
-                let each = known.iter().map(Peer::losses);
-                each.fold((0, 0), |(lost, strained), (one, other)| (lost + one, strained + other))
-            }
+            Peers::Testbed { flow, .. } => Disturbance { lost: flow.lost().into(), strained_ms: 0 },
+            Peers::Joined { known, .. } => known.iter().map(Peer::disturbance).sum(),
         }
     }
 }
 
 impl Peer {
-    fn losses(&self) -> (u64, u64) {
-        let (lost, strained_ms) = self.before;
-        let own = u64::from(self.flow.lost()) + u64::from(self.greeting.lost);
-        (lost + own, strained_ms + u64::from(self.greeting.strained_ms))
+    fn disturbance(&self) -> Disturbance {
+        let lost = u64::from(self.flow.lost()) + u64::from(self.greeting.lost);
+        self.before + Disturbance { lost, strained_ms: self.greeting.strained_ms.into() }
     }
 }
 
@@ -557,7 +579,7 @@ impl Work {
             self.own_strained += elapsed;
         }
         self.checked = (now, busy);
-        let (lost, strained_ms) = self.peers.losses();
+        let Disturbance { lost, strained_ms } = self.peers.disturbance();
         self.lost.store(lost + self.port.statistics.dropped(), Ordering::Relaxed);
         self.strained_ms.store(strained_ms + self.own_strained.as_millis() as u64, Ordering::Relaxed);
     }
@@ -640,7 +662,7 @@ impl Work {
 /// A thread that was running or waiting for a core for more than this share of an interval had no pause in it.
 const BUSY: f64 = 0.8;
 
-/// The time in which the calling thread has run or waited for a core (proc_pid_schedstat(5)); zero if the kernel does not say.
+/// The time in which the calling thread has run or waited for a core (proc_pid_schedstat(5)); zero if that is unknown.
 fn busy_time() -> Duration {
     let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split_whitespace().take(2).filter_map(|field| field.parse().ok()).map(Duration::from_nanos).sum()
@@ -719,10 +741,10 @@ mod tests {
         peers.admit(at, said, now);
         let sent = packet([10, 78, 254, 1], HOST4.octets());
         assert!(peers.note(at, 3, &sent, now) && peers.note(at, 4, &sent, now));
-        assert_eq!(peers.losses(), (3 + 4, 5));
+        assert_eq!(peers.disturbance(), Disturbance { lost: 3 + 4, strained_ms: 5 });
         // Another program with the same port begins at 0.
         assert_eq!(peers.admit(at, greeting(8), now), Some(Ipv4Addr::new(10, 78, 254, 2)));
         assert!(peers.note(at, 0, &packet([10, 78, 254, 2], HOST4.octets()), now));
-        assert_eq!(peers.losses(), (3 + 4, 5));
+        assert_eq!(peers.disturbance(), Disturbance { lost: 3 + 4, strained_ms: 5 });
     }
 }

@@ -26,7 +26,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::behind::{HELD_MAX, HOST4, HOST6, cannot_start};
-use crate::join::{Invitation, Meeting};
+use crate::join::{Disturbance, Invitation, Meeting};
 use crate::link::{Bandwidth, ETHERNET_BYTES, LinkSettings};
 use crate::path::PathSettings;
 use crate::place::{DeviceSettings, Mark, be_allowed, check_congestion_control, in_new_namespace, make_device};
@@ -290,13 +290,13 @@ impl Testbed {
         let _ = fs::remove_file(socket);
         self.mark.end_all();
         Mark::end_orphans();
-        let (lost_between_hosts, strained_ms) = self.losses();
-        let mut report = self.router.stop().map(|report| Report { lost_between_hosts, strained_ms, ..report });
-        if let Some((class, _)) = self.meetings.iter().find(|(_, meeting)| meeting.has_ended()) {
+        let Testbed { router, meetings, .. } = self;
+        let mut report = router.stop().map(|report| with_disturbance(report, &meetings));
+        if let Some((class, _)) = meetings.iter().find(|(_, meeting)| meeting.has_ended()) {
             report = report.and(Err(Failure::failed(format!("the device join0 of {class} was removed"))));
         }
         // Their addresses are free before the reply too.
-        drop(self.meetings);
+        drop(meetings);
         if let Some(mut connection) = asked {
             let _ = tell(&mut connection, &report.as_ref().map_err(Failure::to_string));
         }
@@ -313,8 +313,7 @@ impl Testbed {
         let _ = match serde_json::from_str(&line) {
             Ok(Request::Down) => return Some(connection),
             Ok(Request::Status) => {
-                let (lost_between_hosts, strained_ms) = self.losses();
-                let report = self.router.report().map(|report| Report { lost_between_hosts, strained_ms, ..report });
+                let report = self.router.report().map(|report| with_disturbance(report, &self.meetings));
                 tell(&mut connection, &report.map_err(|failure| failure.to_string()))
             }
             Ok(Request::Namespace(name)) => tell(&mut connection, &self.way_into(&name)),
@@ -325,13 +324,6 @@ impl Testbed {
             Err(error) => tell(&mut connection, &Err::<(), _>(format!("invalid request: {error}"))),
         };
         None
-    }
-
-    /// Packets that were lost between this host and others so far, and the time in which moving them kept a thread busy, in
-    /// milliseconds.
-    fn losses(&self) -> (u64, u64) {
-        let each = self.meetings.iter().map(|(_, meeting)| meeting.losses());
-        each.fold((0, 0), |(lost, strained), (one, other)| (lost + one, strained + other))
     }
 
     /// Namespaces are found through the process that holds them. For an
@@ -357,6 +349,13 @@ impl Testbed {
         self.router.set_bandwidth(class, bandwidth);
         Ok(())
     }
+}
+
+/// Adds what has disturbed packets between this host and others so far.
+fn with_disturbance(report: Report, meetings: &[(String, Meeting)]) -> Report {
+    let sum = meetings.iter().map(|(_, meeting)| meeting.disturbance()).sum();
+    let Disturbance { lost: lost_between_hosts, strained_ms } = sum;
+    Report { lost_between_hosts, strained_ms, ..report }
 }
 
 fn known<'a>(namespaces: &'a [(String, NetNs)], name: &str) -> Result<&'a (String, NetNs), String> {
