@@ -369,7 +369,9 @@ fn explain(complaint: &str, place: &[Step]) -> (String, String) {
     }
     // The value is out of range.
     if complaint.starts_with("cannot be ") {
-        return (format!("`{key}` {complaint}"), help_for(schema::of(&keys)));
+        let schema = schema::of(&keys);
+        // Of a list, one of its elements is.
+        return (format!("`{key}` {complaint}"), help_for(schema.get("items").unwrap_or(schema)));
     }
     let is_list = schema::of(&keys).get("items").is_some_and(schema::is_table);
     if complaint.starts_with("unknown field `") {

@@ -381,6 +381,7 @@ fn statuses_of_retries_are_checked() {
     assert_eq!(found, [true, false, true]);
     for (keys, message) in [
         ("http = ['127.0.0.1:1', '127.0.0.1:2']\nretry_statuses = [200]", "cannot be 200"),
+        ("http = ['127.0.0.1:1', '127.0.0.1:2']\nretry_statuses = [600]", "write a value from 400 to 599"),
         ("http = ['127.0.0.1:1']\nretry_statuses = [503]", "no effect for a single server"),
         ("cgi = true\nretry_statuses = [503]", "no effect without `http`"),
     ] {
