@@ -77,6 +77,9 @@ impl Net {
         );
         let mut known = String::new();
         let path = Path::new(env!("CARGO_BIN_EXE_ammeter")).parent().unwrap().display().to_string();
+        // bash(1) reads ~/.bashrc if sshd(8) starts it. That of this machine may take long, and may not survive being killed.
+        let home_without_startup_files = net.home.path().join("home");
+        fs::create_dir(&home_without_startup_files).unwrap();
         let mut servers = Vec::new();
         for (number, name) in NAMES.iter().enumerate() {
             let (at_host, pid, address) = (number + 1, net.holders[number + 1].id(), format!("10.98.0.{}", number + 2));
@@ -97,9 +100,10 @@ impl Net {
                 format!(
                     "ListenAddress {address}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nUsePAM no\nStrictModes no\n\
                      PermitRootLogin yes\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n\
-                     SetEnv PATH={with}/usr/sbin:/usr/bin:/sbin:/bin\n",
+                     SetEnv PATH={with}/usr/sbin:/usr/bin:/sbin:/bin HOME={}\n",
                     at("host_key"),
-                    at("authorized_keys")
+                    at("authorized_keys"),
+                    home_without_startup_files.display()
                 ),
             )
             .unwrap();
