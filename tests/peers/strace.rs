@@ -174,18 +174,17 @@ fn spool_files_are_accessed_by_helper_threads_only() {
 fn small_mapped_body_is_sent_with_header_in_one_call() {
     let site = Site::new();
     site.file("small.txt", "small\n");
-    std::thread::sleep(std::time::Duration::from_millis(50));
-    let server = Server::start(&[site.path().to_str().unwrap(), "--content", "mmap", "--residency", "mincore"]);
+    let trace_with = |min_age: &str| {
+        let config = site.path().with_extension("toml");
+        let toml = format!("[send]\nsendfile_min_age = '{min_age}'\ncontent = 'mmap'\nresidency = 'mincore'");
+        fs::write(&config, configuration(site.path(), &toml)).unwrap();
+        trace(&Server::start(&["--config", config.to_str().unwrap()]), "/small.txt")
+    };
     // A file this young is copied, after its head.
-    let (calls, text) = trace(&server, "/small.txt");
+    let (calls, text) = trace_with("1h");
     assert!((REQUESTS - 1..=REQUESTS + 1).contains(&calls["sendmsg"]) && calls["preadv2"] + 1 >= REQUESTS, "{text}");
 
-    let config = site.path().with_extension("toml");
-    let toml = "[send]\nsendfile_min_age = '0s'\ncontent = 'mmap'\nresidency = 'mincore'";
-    fs::write(&config, configuration(site.path(), toml)).unwrap();
-    let server = Server::start(&["--config", config.to_str().unwrap()]);
-    let (calls, text) = trace(&server, "/small.txt");
-    println!("{calls:?}");
+    let (calls, text) = trace_with("0s");
     assert!((REQUESTS - 1..=REQUESTS + 1).contains(&calls["sendmsg"]), "{text}");
     for other in ["sendto", "sendfile", "mmap", "munmap", "preadv2"] {
         assert!(calls.get(other).is_none_or(|count| *count <= SPARE), "{text}");
