@@ -1,5 +1,6 @@
 //! A server under test, and a client that reads strictly and writes any bytes.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
@@ -236,9 +237,10 @@ impl Server {
     pub fn programs(&self) -> Vec<u32> {
         let file = |pid: u32| fs::read_link(format!("/proc/{pid}/exe")).ok();
         let own = file(self.pid());
-        let (processes, programs): (Vec<u32>, _) =
-            children_of(self.pid()).into_iter().partition(|pid| file(*pid) == own);
-        let of_processes = processes.into_iter().flat_map(children_of).filter(|pid| file(*pid) != own);
+        let mut children = children();
+        let mut of = |pid: u32| children.remove(&pid).unwrap_or_default();
+        let (processes, programs): (Vec<u32>, _) = of(self.pid()).into_iter().partition(|pid| file(*pid) == own);
+        let of_processes = processes.into_iter().flat_map(of).filter(|pid| file(*pid) != own);
         of_processes.chain::<Vec<u32>>(programs).collect()
     }
 
@@ -485,10 +487,21 @@ pub fn parent_of(pid: u32) -> Option<(char, u32)> {
     (!matches!(state, 'Z' | 'X')).then_some((state, parent))
 }
 
+/// Child processes that have not exited, by their parent.
+fn children() -> BTreeMap<u32, Vec<u32>> {
+    let mut children = BTreeMap::<u32, Vec<u32>>::new();
+    let all = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    for pid in all {
+        if let Some((_, parent)) = parent_of(pid) {
+            children.entry(parent).or_default().push(pid);
+        }
+    }
+    children
+}
+
 /// Child processes that have not exited.
 pub fn children_of(pid: u32) -> Vec<u32> {
-    let all = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    all.filter(|child| parent_of(*child).is_some_and(|(_, parent)| parent == pid)).collect()
+    children().remove(&pid).unwrap_or_default()
 }
 
 /// The client's side of a connection.
