@@ -13,7 +13,8 @@ use core::net::IpAddr;
 
 use amped_http::cgi::{self, SendFile, Variables};
 use amped_http::forwarded;
-use amped_http::h1::gateway::{Additions, Forward, Mount};
+use amped_http::h1::gateway::{Additions, Forward};
+use amped_http::h1::references::Mount;
 use amped_http::h1::request::{self, Framing, OwnedRequest, Request};
 use amped_http::interim::Interim;
 use amped_http::status::Status;

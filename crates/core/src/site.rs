@@ -13,7 +13,7 @@ use core::ops::RangeInclusive;
 use core::time::Duration;
 
 use amped_http::forwarded::ClientField;
-use amped_http::h1::gateway::Mount;
+use amped_http::h1::references::Mount;
 use amped_http::h1::request::Request;
 use amped_http::h1::request_fields::RequestField;
 use amped_http::method::Method;

@@ -19,6 +19,7 @@ use core::mem;
 use core::net::IpAddr;
 
 use super::body::BodyReader;
+use super::references::{Mount, References};
 use super::reply::{self, ReplyBody};
 use super::request::{Framing, Request, Version};
 use super::request_fields::{ClientConnection, RequestField};
@@ -84,82 +85,7 @@ pub struct Additions<'a> {
     pub keeps_location: bool,
 }
 
-/// Where a backend has what clients find below another path. Both are encoded, without a slash at the end.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Mount {
-    /// The path of the clients.
-    pub prefix: Box<str>,
-    /// The path at the backend in its place.
-    pub path: Box<str>,
-}
-
-impl Mount {
-    /// Returns the path at the backend of this encoded path; `None` if it is not below the prefix.
-    pub fn inner(&self, path: &[u8]) -> Option<Vec<u8>> {
-        let path = moved(path, &self.prefix, &self.path)?;
-        Some(if path.is_empty() { b"/".to_vec() } else { path })
-    }
-}
-
 const PREFIX: &str = "X-Forwarded-Prefix";
-
-/// Replaces the beginning of a path or of a reference, if it is this one as a whole.
-fn moved(path: &[u8], from: &str, to: &str) -> Option<Vec<u8>> {
-    let rest = path.strip_prefix(from.as_bytes())?;
-    matches!(rest.first(), None | Some(b'/' | b'?' | b'#')).then(|| [to.as_bytes(), rest].concat())
-}
-
-/// How references of a backend to itself become those of a client.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct References {
-    mount: Mount,
-    /// The Host that the backend gets.
-    host: Box<[u8]>,
-    /// Whether clients know it by this name.
-    is_public: bool,
-}
-
-impl References {
-    fn new(mount: Option<&Mount>, sent_host: &[u8], host: &[u8]) -> Option<References> {
-        let is_public = sent_host.eq_ignore_ascii_case(host);
-        (mount.is_some() || !is_public).then(|| References {
-            mount: mount.cloned().unwrap_or_default(),
-            host: sent_host.into(),
-            is_public,
-        })
-    }
-
-    /// The Location for the client (RFC 9110, 10.2.2); `None` if that of the backend is right.
-    fn location(&self, value: &[u8]) -> Option<Vec<u8>> {
-        let scheme = [&b"http://"[..], b"https://"]
-            .into_iter()
-            .find(|scheme| value.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme)));
-        let start = scheme.map_or(0, |scheme| {
-            let rest = &value[scheme.len()..];
-            scheme.len() + rest.iter().position(|byte| b"/?#".contains(byte)).unwrap_or(rest.len())
-        });
-        let (origin, path) = value.split_at(start);
-        let is_own = scheme.is_none_or(|scheme| origin[scheme.len()..].eq_ignore_ascii_case(&self.host));
-        // `//host` is another host, and `name` is relative to what the client requested.
-        let is_relative = scheme.is_none() && (!path.starts_with(b"/") || path.starts_with(b"//"));
-        // Browsers take a backslash for a slash, and remove tabs.
-        let is_odd = value.iter().any(|byte| *byte <= b' ' || *byte == b'\\');
-        // A backend that knows the prefix has written it.
-        let Mount { prefix, path: inner } = &self.mount;
-        let has_prefix = inner.is_empty() && !prefix.is_empty() && moved(path, prefix, "").is_some();
-        if !is_own || is_relative || is_odd || has_prefix && self.is_public {
-            return None;
-        }
-        let mut path = if has_prefix { path.to_vec() } else { moved(path, inner, prefix)? };
-        if !path.starts_with(b"/") {
-            path.insert(0, b'/');
-        }
-        if path.starts_with(b"//") {
-            return None;
-        }
-        Some(if self.is_public { [origin, &path].concat() } else { path })
-    }
-}
 
 /// Fields that are removed from requests: those of the connection (RFC 9110, 7.6.1), those that frame the body, those
 /// that the gateway sets, and two by which clients deceive applications: `Proxy` becomes the proxy for outgoing requests

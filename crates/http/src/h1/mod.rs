@@ -2,6 +2,7 @@
 
 pub mod body;
 pub mod gateway;
+pub mod references;
 pub mod reply;
 pub mod request;
 pub mod request_fields;

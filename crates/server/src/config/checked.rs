@@ -26,7 +26,7 @@ use amped_core::routes::{FixedResponse, Route, RouteAction};
 use amped_core::site::{
     Alias, AppRule, CacheRule, HttpRule, Site, Sites, StaticRule, StatusLifetime, TrustedProxies, Types,
 };
-use amped_http::h1::gateway::Mount;
+use amped_http::h1::references::Mount;
 use amped_http::h1::request_fields::RequestField;
 use amped_http::status::Status;
 use amped_http::uri::{clean_path, encode_path};
