@@ -665,8 +665,8 @@ fn stalled_responses_of_applications_hold_little_memory_and_delay_no_other() {
         let server = Server::with_site(
             &Site::new(),
             &format!(
-                "[[site.app]]\nmatch = \"/**\"\nmax_processes = 256\nhttp = [\"{}\"]\n{keys}\n\
-                 [limits]\nmax_concurrent_streams = 128",
+                "[[site.app]]\nmatch = \"/**\"\nmax_processes = 256\nhttp = [\"{}\"]\ntimeout = \"10m\"\n{keys}\n\
+                 [limits]\nmax_concurrent_streams = 128\nsend_timeout = \"10m\"",
                 backend.address
             ),
         );
