@@ -378,3 +378,71 @@ fn converted_redirect_to_https_leaves_challenges_out() {
         }
     }
 }
+
+/// What `proxy_redirect` makes of references. `BACKEND` stands for the address of the backend.
+const REDIRECTS: &[&str] = &[
+    "proxy_redirect off;",
+    "proxy_redirect http:// $scheme://;",
+    "proxy_redirect http:// https://;",
+    "proxy_redirect http://BACKEND/ /;",
+    "proxy_redirect http://BACKEND/ http://$http_host/in/;",
+    "proxy_redirect http://BACKEND/a/ /b/; proxy_redirect http://BACKEND/ /;",
+    // Of the second nothing is left.
+    "proxy_redirect http://BACKEND/ /; proxy_redirect http://BACKEND/a/ /b/;",
+    "proxy_redirect / /app/; proxy_redirect http://other.example/ $scheme://${host}:81/other/;",
+];
+
+const LOCATIONS: &[&str] = &[
+    "/x",
+    "/a/x?y=1",
+    "http://BACKEND/x",
+    "http://BACKEND/a/x?y",
+    "http://BACKEND",
+    "http://other.example/x",
+    "https://other.example/x",
+    "HTTP://other.example/x",
+    "x",
+    "?x",
+];
+
+#[test]
+fn converted_redirects_of_backends_are_those_of_nginx() {
+    let [address, backend] = free_addresses();
+    let (root, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut servers = format!(
+        "server {{ listen {address}; root {}; absolute_redirect off; proxy_set_header Host $http_host;\n",
+        root.path().display()
+    );
+    for (number, redirect) in REDIRECTS.iter().enumerate() {
+        let redirect = redirect.replace("BACKEND", &backend.to_string());
+        servers += &format!("location /{number}/ {{ proxy_pass http://{backend}; {redirect} }}\n");
+    }
+    servers += "}\n";
+    let (source, result) = (folder.path().join("site"), folder.path().join("amped.toml"));
+    fs::write(&source, &servers).unwrap();
+    let converted = program().arg("convert").arg(&source).arg("-o").arg(&result).output().unwrap();
+    let said = String::from_utf8_lossy(&converted.stderr).into_owned();
+    assert_eq!((converted.status.code(), said.as_str()), (Some(0), ""));
+    let behind =
+        format!("server {{ listen {backend}; absolute_redirect off; location / {{ return 302 $http_x_to; }} }}");
+    let _nginx = Nginx::start(tempfile::tempdir().unwrap(), address, &(servers + &behind));
+    let server = Server::start(&["--config", result.to_str().unwrap(), "--listen", "127.0.0.1:0"]);
+    let (mut different, mut changed) = (String::new(), 0);
+    for (number, redirect) in REDIRECTS.iter().enumerate() {
+        for to in LOCATIONS {
+            let to = to.replace("BACKEND", &backend.to_string());
+            let location = |address| {
+                let fields = [("Host", "Example.org:82"), ("X-To", to.as_str())];
+                let response = Client::connect(address).request("GET", &format!("/{number}/"), &fields);
+                response.field("Location").map(str::to_owned)
+            };
+            let (theirs, ours) = (location(address), location(server.address));
+            changed += usize::from(theirs.as_ref() != Some(&to));
+            if theirs != ours {
+                different += &format!("{redirect} {to}: nginx {theirs:?}, amped {ours:?}\n");
+            }
+        }
+    }
+    assert!(different.is_empty(), "{different}{}", fs::read_to_string(&result).unwrap());
+    assert!(changed > 10, "{changed}");
+}

@@ -261,15 +261,19 @@ fn backend_gets_fields_of_the_operator_and_its_own_path() {
     assert_eq!(server.get("/wikis").status, 404);
 }
 
-#[test]
-fn location_of_backend_is_that_of_clients() {
-    let site = Site::new();
-    let backend = Backend::start(|_, peer| {
+/// Redirects to what X-To says.
+fn redirecting_backend() -> Backend {
+    Backend::start(|_, peer| {
         while let Some(arrived) = peer.request() {
             let to = arrived.fields.iter().find(|(name, _)| name.eq_ignore_ascii_case("X-To")).unwrap().1.clone();
             peer.send(format!("HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: {to}\r\n\r\n"));
         }
-    });
+    })
+}
+
+#[test]
+fn location_of_backend_is_that_of_clients() {
+    let (site, backend) = (Site::new(), redirecting_backend());
     let toml = format!(
         "[[site.app]]\nmatch = '/wiki/**'\nbackend_path = '/'\nhost = 'app.internal'\n{}",
         http(&site, &[backend.address])
@@ -283,6 +287,31 @@ fn location_of_backend_is_that_of_clients() {
     ] {
         let response = server.connect().request("GET", "/wiki/x", &[("X-To", to)]);
         assert_eq!((response.status, response.field("Location")), (302, Some(expected)), "{to}");
+    }
+}
+
+#[test]
+fn beginning_of_location_is_replaced_in_cached_pages_too() {
+    let (site, backend) = (Site::new(), redirecting_backend());
+    let keys = "cache = '1h'\nmap_location = { 'http://' = 'https://', 'http://app/' = '$scheme://$http_host/at/' }";
+    let server = serve(&site, &[&backend], keys);
+    // Each process of MP has pages of its own.
+    let mut client = server.connect();
+    for (number, (to, expected)) in [
+        ("http://app/a?b", "SCHEME://HOST/at/a?b"),
+        ("http://other.example/a", "https://other.example/a"),
+        ("/a", "/a"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        // The second page of each host is that of the cache.
+        for host in ["a.example", "b.example:81", "a.example", "b.example:81"] {
+            let response = client.request("GET", &format!("/{number}"), &[("Host", host), ("X-To", to)]);
+            let scheme = if is_secure() { "https" } else { "http" };
+            let expected = expected.replace("SCHEME", scheme).replace("HOST", host);
+            assert_eq!((response.status, response.field("Location")), (302, Some(&*expected)), "{to} {host}");
+        }
     }
 }
 

@@ -250,6 +250,7 @@ impl HandlerMatch {
                     fields: &added,
                     set: &rule.request_fields,
                     mount: rule.mount.as_ref(),
+                    location: &rule.map_location,
                     keeps_location: matches!(audience, Audience::Server(_)),
                 };
                 let mut made = Forward::new(head.request, &target, || head.fields(audience), additions);

@@ -8,6 +8,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
+use amped_http::h1::references::LocationPrefix;
 use amped_http::h1::request_fields::RequestField;
 use amped_http::uri::clean_path;
 use amped_units::{Form, forms};
@@ -196,6 +197,16 @@ impl Form for ForwardedFieldValue {
     }
 }
 
+/// What clients get in place of the beginning of a Location, with variables.
+#[derive(Clone, Copy, Debug)]
+pub struct LocationBeginning;
+
+impl Form for LocationBeginning {
+    fn parse(text: &str) -> Result<Box<str>, String> {
+        LocationPrefix::new("", text).map(|_| text.into())
+    }
+}
+
 /// Fields of a request that the server sets or acts upon; and all of `X-Forwarded-`.
 const OF_REQUESTS: &[&str] = &[
     "Connection",
@@ -260,6 +271,11 @@ forms! {
     BackendPath: |text| text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic() && !b"?#".contains(&byte)) => text,
         "is not a path",
         "write a path such as `/`, percent-encoded, without a query";
+
+    /// Beginning of a Location of a backend.
+    BackendLocation: |text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) => text,
+        "is not the beginning of a Location",
+        "write what the server sends, such as `http://localhost:3000/`";
 
     /// Value of a field.
     FieldValue: |text| is_value(trimmed(text)) => trimmed(text), "contains a control character", ONE_LINE;

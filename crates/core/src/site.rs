@@ -13,7 +13,7 @@ use core::ops::RangeInclusive;
 use core::time::Duration;
 
 use amped_http::forwarded::ClientField;
-use amped_http::h1::references::Mount;
+use amped_http::h1::references::{LocationPrefix, Mount};
 use amped_http::h1::request::Request;
 use amped_http::h1::request_fields::RequestField;
 use amped_http::method::Method;
@@ -514,6 +514,8 @@ pub struct HttpRule {
     pub mount: Option<Mount>,
     /// Fields of forwarded requests, in place of the client's.
     pub request_fields: Vec<RequestField>,
+    /// Beginnings of Location, and what clients get in their place; empty: as `host` and `mount` require.
+    pub map_location: Vec<LocationPrefix>,
     /// Timeout without progress after the head of the response.
     pub idle_timeout: Duration,
     /// Timeout without data in either direction of an upgraded connection (WebSocket).

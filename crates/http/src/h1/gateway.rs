@@ -19,7 +19,7 @@ use core::mem;
 use core::net::IpAddr;
 
 use super::body::BodyReader;
-use super::references::{Mount, References};
+use super::references::{LocationPrefix, Mount, References};
 use super::reply::{self, ReplyBody};
 use super::request::{Framing, Request, Version};
 use super::request_fields::{ClientConnection, RequestField};
@@ -81,6 +81,8 @@ pub struct Additions<'a> {
     pub set: &'a [RequestField],
     /// The path of the target, if it is not the client's.
     pub mount: Option<&'a Mount>,
+    /// Beginnings of Location in the response, and what clients get in their place.
+    pub location: &'a [LocationPrefix],
     /// Whether Location in the response is that of the backend.
     pub keeps_location: bool,
 }
@@ -197,6 +199,7 @@ impl Forward {
         for (name, value) in additions.fields.iter().filter(|(name, _)| !additions.sets(name.as_bytes())) {
             push_field(&mut head, name.as_bytes(), value);
         }
+        let prefixes = additions.location.iter().map(|prefix| prefix.fill(request, &fields)).collect();
         Forward {
             head,
             method: method.into(),
@@ -208,7 +211,8 @@ impl Forward {
             needs_handshake,
             handshake: None,
             set: additions.set.iter().map(|field| field.fill(request, &fields, additions.user)).collect(),
-            references: References::new(additions.mount, sent_host, host).filter(|_| !additions.keeps_location),
+            references: References::new(additions.mount, sent_host, host, prefixes)
+                .filter(|_| !additions.keeps_location),
             framing: request.framing,
         }
     }
@@ -694,6 +698,57 @@ mod tests {
         let request = forward("GET / HTTP/1.1\nHost: h\n\n", Additions { host: Some("app"), ..Additions::default() });
         let (head, ..) = read(&request, b"HTTP/1.1 302 Found\r\nLocation: http://app/x\r\n\r\n", 100).expect("valid");
         assert!(head.contains("Location:/x\n"), "{head}");
+    }
+
+    #[test]
+    fn beginning_of_location_is_replaced() {
+        let check = |pairs: &[(&str, &str)], location: &str, expected: &str| {
+            let prefixes: Vec<_> =
+                pairs.iter().map(|(from, to)| LocationPrefix::new(from, to).expect("valid")).collect();
+            let mount = Mount { prefix: "/a".into(), path: "".into() };
+            let additions =
+                Additions { host: Some("app"), mount: Some(&mount), location: &prefixes, ..Additions::default() };
+            let head = b"GET / HTTP/1.1\r\nHost: Example.org:81\r\n\r\n";
+            let (mut request, _) = request::parse(head, &HeadLimits::unlimited(true)).expect("good").expect("whole");
+            request.secure = true;
+            let request = Forward::new(&request, b"/", || request::fields(head), additions);
+            let response = format!("HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n");
+            let (head, ..) = read(&request, response.as_bytes(), 7).expect("valid");
+            assert!(head.contains(&format!("Location:{expected}\n")), "{location}: {head}");
+        };
+        let scheme = [("http://", "$scheme://")];
+        check(&scheme, "http://h/x", "https://h/x");
+        check(&scheme, "https://h/x", "https://h/x");
+        // In place of the mapping that is made otherwise.
+        check(&scheme, "/x", "/x");
+        let all =
+            [("http://", "$scheme://"), ("http://app:3000/", "/"), ("http://app:3000/x/", "$scheme://${http_host}/y/")];
+        check(&all, "http://app:3000/b?c", "/b?c");
+        check(&all, "http://app:3000/x/b", "https://Example.org:81/y/b");
+        check(&all, "http://app:3001/", "https://app:3001/");
+        check(&[("http://h", "http://$host")], "http://h/", "http://example.org/");
+        // It would lead to another host.
+        for odd in ["http://app:3000//other", "http://app:3000/\\other", "http://app:3000/\t/other"] {
+            check(&[("http://app:3000/", "/")], odd, odd);
+        }
+    }
+
+    #[test]
+    fn beginning_of_location_for_one_client_is_an_error() {
+        for to in [
+            "",
+            "x",
+            "//host/",
+            "/a b",
+            "/\\host",
+            "ftp://h/",
+            "/$remote_user",
+            "/$http_cookie",
+            "/$nothing",
+            "https://h\r\n",
+        ] {
+            LocationPrefix::new("/", to).expect_err(to);
+        }
     }
 
     #[test]

@@ -18,10 +18,14 @@ use crate::uri::Target;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestField {
     name: Box<str>,
-    value: Vec<Part>,
+    value: Template,
 }
 
-/// A part of a value.
+/// Text with variables.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Template(Vec<Part>);
+
+/// A part of a template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Part {
     Text(Box<[u8]>),
@@ -94,28 +98,12 @@ impl RequestField {
     /// # Errors
     /// For an unknown variable: the message and, in a second line, the remedy.
     pub fn new(name: &str, value: &str) -> Result<RequestField, String> {
-        let mut parts = Vec::new();
-        for (text, name) in variables(value)? {
-            if !text.is_empty() {
-                parts.push(Part::Text(text.as_bytes().into()));
-            }
-            if let Some(name) = name {
-                let known = Variable::of(name).ok_or_else(|| {
-                    format!(
-                        "`${}` is not a variable of requests\nwrite one of ${}, or $http_NAME for a field of the client",
-                        name.escape_debug(),
-                        Variable::NAMES.join(", $")
-                    )
-                })?;
-                parts.push(Part::Variable(known));
-            }
-        }
-        Ok(RequestField { name: name.into(), value: parts })
+        Ok(RequestField { name: name.into(), value: Template::new(value)? })
     }
 
     /// Whether the value may differ from request to request.
     pub fn is_variable(&self) -> bool {
-        self.value.iter().any(|part| matches!(part, Part::Variable(_)))
+        self.value.0.iter().any(|part| matches!(part, Part::Variable(_)))
     }
 
     /// The name.
@@ -130,6 +118,53 @@ impl RequestField {
         fields: impl Fn() -> I,
         user: Option<&[u8]>,
     ) -> RequestField {
+        RequestField { name: self.name.clone(), value: self.value.fill(request, fields, user) }
+    }
+
+    /// Returns the value after [`fill`](RequestField::fill).
+    pub(super) fn value(&self, client: Option<&str>, connection: &ClientConnection<'_>) -> Vec<u8> {
+        trim_ows(&self.value.text(client, connection)).to_owned()
+    }
+}
+
+impl Template {
+    /// Parses a template.
+    ///
+    /// # Errors
+    /// For an unknown variable: the message and, in a second line, the remedy.
+    pub(super) fn new(text: &str) -> Result<Template, String> {
+        let mut parts = Vec::new();
+        for (text, name) in variables(text)? {
+            if !text.is_empty() {
+                parts.push(Part::Text(text.as_bytes().into()));
+            }
+            if let Some(name) = name {
+                let known = Variable::of(name).ok_or_else(|| {
+                    format!(
+                        "`${}` is not a variable of requests\nwrite one of ${}, or $http_NAME for a field of the client",
+                        name.escape_debug(),
+                        Variable::NAMES.join(", $")
+                    )
+                })?;
+                parts.push(Part::Variable(known));
+            }
+        }
+        Ok(Template(parts))
+    }
+
+    /// Whether it has only variables by which cached pages are told apart, so that the text is right for all who get one.
+    pub(super) fn is_of_origin(&self) -> bool {
+        use Variable::{Host, HostField, Scheme};
+        self.0.iter().all(|part| matches!(part, Part::Text(_) | Part::Variable(Scheme | Host | HostField)))
+    }
+
+    /// Returns the template with the values of this request, which has these fields, in place of their variables.
+    pub(super) fn fill<'a, I: Iterator<Item = (&'a [u8], &'a [u8])>>(
+        &self,
+        request: &Request<'_>,
+        fields: impl Fn() -> I,
+        user: Option<&[u8]>,
+    ) -> Template {
         let values = |name: &str| {
             // A field such as `X_User` is another one, which no backend gets.
             let is_it = |found: &[u8]| {
@@ -156,14 +191,14 @@ impl RequestField {
             };
             Part::Text(value.into())
         };
-        RequestField { name: self.name.clone(), value: self.value.iter().map(fill).collect() }
+        Template(self.0.iter().map(fill).collect())
     }
 
-    /// Returns the value after [`fill`](RequestField::fill).
-    pub(super) fn value(&self, client: Option<&str>, connection: &ClientConnection<'_>) -> Vec<u8> {
+    /// Returns the text after [`fill`](Template::fill).
+    pub(super) fn text(&self, client: Option<&str>, connection: &ClientConnection<'_>) -> Vec<u8> {
         let mut value = Vec::new();
         let of_tls = |text: fn(&ClientSession<'_>) -> Vec<u8>| connection.tls.as_ref().map(text).unwrap_or_default();
-        for part in &self.value {
+        for part in &self.0 {
             match part {
                 Part::Text(text) => value.extend_from_slice(text),
                 Part::Variable(Variable::RemoteAddress) => {
@@ -184,7 +219,7 @@ impl RequestField {
                 Part::Variable(_) => {}
             }
         }
-        trim_ows(&value).to_owned()
+        value
     }
 }
 

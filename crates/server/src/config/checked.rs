@@ -26,7 +26,7 @@ use amped_core::routes::{FixedResponse, Route, RouteAction};
 use amped_core::site::{
     Alias, AppRule, CacheRule, HttpRule, Site, Sites, StaticRule, StatusLifetime, TrustedProxies, Types,
 };
-use amped_http::h1::references::Mount;
+use amped_http::h1::references::{LocationPrefix, Mount};
 use amped_http::h1::request_fields::RequestField;
 use amped_http::status::Status;
 use amped_http::uri::{clean_path, encode_path};
@@ -1085,12 +1085,13 @@ impl Checker<'_> {
                 health,
             };
         }
-        let fields = app.request_fields.iter();
+        let (fields, beginnings) = (app.request_fields.iter(), app.map_location.iter());
         Some(HttpRule {
             host: app.host.clone(),
             mount: self.mounted(app, node),
             // Their form was checked.
             request_fields: fields.filter_map(|(name, value)| RequestField::new(name, value).ok()).collect(),
+            map_location: beginnings.filter_map(|(from, to)| LocationPrefix::new(from, to).ok()).collect(),
             idle_timeout: *app.idle_timeout.get_or_insert(app.timeout),
             tunnel_timeout: *app.tunnel_timeout.get_or_insert(Duration::from_secs(3600)),
         })
@@ -1179,13 +1180,14 @@ fn lifetimes(table: &BTreeMap<Box<str>, Box<str>>) -> Option<Arc<[StatusLifetime
 }
 
 /// The keys that only rules with `http` use.
-const HTTP_KEYS: [&str; 18] = [
+const HTTP_KEYS: [&str; 19] = [
     "health",
     "retry_statuses",
     "host",
     "resolve",
     "backend_path",
     "request_fields",
+    "map_location",
     "balance",
     "hash_field",
     "max_failures",

@@ -14,7 +14,8 @@ use amped_core::condition::Condition;
 use amped_core::cors::CorsRule;
 use amped_core::early_hints::EarlyHints;
 use amped_core::forms::{
-    BackendPath, FieldValue, FolderPath, ForwardedFieldName, ForwardedFieldValue, ResponseFieldName,
+    BackendLocation, BackendPath, FieldValue, FolderPath, ForwardedFieldName, ForwardedFieldValue, LocationBeginning,
+    ResponseFieldName,
 };
 use amped_core::glob::Glob;
 use amped_core::headers::HeaderRule;
@@ -380,6 +381,13 @@ pub struct AppTable {
     #[serde(default, deserialize_with = "ForwardedFieldName::map::<ForwardedFieldValue, _>")]
     #[schemars(extend("examples" = [{ "X-Real-IP": "$remote_addr" }]))]
     pub request_fields: BTreeMap<Box<str>, Box<str>>,
+    /// Beginnings of Location in responses, and what clients get in their place; the longest applies (`proxy_redirect` of nginx)
+    ///
+    /// Default: what refers to the server itself becomes what clients have requested, as `host` and `backend_path` require; with this
+    /// key only its own beginnings are replaced. The variables are `$scheme`, `$host` and `$http_host`.
+    #[serde(default, deserialize_with = "BackendLocation::map::<LocationBeginning, _>")]
+    #[schemars(extend("examples" = [{ "http://": "$scheme://" }]))]
+    pub map_location: BTreeMap<Box<str>, Box<str>>,
     /// Which of several `http` servers gets a request; default round-robin
     #[schemars(example = "round-robin")]
     pub balance: Option<Balance>,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use amped_core::forms::{ForwardedFieldName, ForwardedFieldValue};
+use amped_core::forms::{BackendLocation, ForwardedFieldName, ForwardedFieldValue, LocationBeginning};
 use amped_units::Form as _;
 use serde_json::{Value, json};
 
@@ -83,6 +83,7 @@ pub(super) fn proxy(
         table["connect_timeout"] = time.into();
     }
     request_fields(page, site, scope, &mut table, (address, is_asked));
+    location(page, site, scope, &mut table);
     let valid = scope.get("resolver").and_then(|own| own.args.iter().find_map(|arg| arg.strip_prefix("valid=")));
     if let Some(time) = valid.filter(|_| upstream.is_none() && has_name(address)).and_then(time) {
         table["resolve"] = time.into();
@@ -165,6 +166,40 @@ fn request_fields(
     }
     if let Some(host) = host {
         table["host"] = host.into();
+    }
+}
+
+/// Beginnings of Location. With nginx the first that matches applies, here the longest.
+fn location(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, table: &mut Value) {
+    let all: Vec<&Directive> = scope.all("proxy_redirect").collect();
+    let is_default = |own: &&Directive| own.args == ["default"];
+    if let Some(off) = all.iter().find(|own| own.args == ["off"]) {
+        if !table["host"].is_null() || !table["backend_path"].is_null() {
+            let why = "Location of a backend that gets another host or path is mapped to those of the client";
+            page.note_here(site, off, why);
+        }
+        return;
+    }
+    let (defaults, others): (Vec<&Directive>, Vec<&Directive>) = all.into_iter().partition(is_default);
+    let mut beginnings = serde_json::Map::new();
+    for own in others {
+        let (from, to) = (own.arg(0), own.arg(1));
+        let is_text = !from.starts_with('~') && !from.contains('$');
+        let why = match (BackendLocation::parse(from).and_then(|_| LocationBeginning::parse(to)), defaults.first()) {
+            _ if !is_text => "`map_location` has beginnings without variables".to_owned(),
+            (Err(why), _) => why.split('\n').next().unwrap_or_default().to_owned(),
+            (Ok(_), Some(_)) => "`map_location` applies in place of the default".to_owned(),
+            (Ok(to), None) => {
+                if !beginnings.keys().any(|earlier| from.starts_with(earlier.as_str())) {
+                    beginnings.insert(from.to_owned(), String::from(to).into());
+                }
+                continue;
+            }
+        };
+        page.note_here(site, own, &why);
+    }
+    if !beginnings.is_empty() {
+        table["map_location"] = Value::Object(beginnings);
     }
 }
 

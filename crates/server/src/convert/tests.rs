@@ -111,8 +111,10 @@ fn directives_that_change_responses_are_not_ignored() {
         "location /a/ { proxy_pass http://a.test; proxy_next_upstream error timeout invalid_header; }",
         "limit_req_status 503;",
         "ssl_reject_handshake on;",
-        "proxy_redirect http://a/ /;",
-        "proxy_redirect off;",
+        "location /a/ { proxy_pass http://10.0.0.1; proxy_redirect ~^http://(.*)$ /$1; }",
+        "location /a/ { proxy_pass http://10.0.0.1; proxy_redirect http://a/ /$arg_x; }",
+        "location /a/ { proxy_pass http://10.0.0.1; proxy_redirect default; proxy_redirect http://a/ /; }",
+        "location /a/ { proxy_pass http://10.0.0.1; proxy_redirect off; }",
         "autoindex_format json;",
         "location /a/ { send_timeout 3s; }",
         "location /a/ { keepalive_timeout 3s; }",
@@ -134,7 +136,8 @@ fn directives_that_change_responses_are_not_ignored() {
         "merge_slashes on;",
         "chunked_transfer_encoding on;",
         "ssl_reject_handshake off;",
-        "proxy_redirect default;",
+        "location /a/ { proxy_pass http://10.0.0.1; proxy_redirect default; }",
+        "location /a/ { proxy_pass http://10.0.0.1; proxy_set_header Host $host; proxy_redirect off; }",
         "proxy_intercept_errors off;",
         "uninitialized_variable_warn off;",
         "http2_chunk_size 4k;",
@@ -306,6 +309,16 @@ fn fields_of_forwarded_requests_are_converted() {
         app["request_fields"],
         serde_json::json!({ "X-Real-IP": "$remote_addr", "Accept-Encoding": "", "X-A": "${scheme}s" })
     );
+    assert_eq!(left, 0);
+}
+
+#[test]
+fn first_beginning_of_location_that_matches_is_converted() {
+    let (app, left) = app_of(
+        "server { proxy_redirect http://a/ /; location / { proxy_pass http://10.0.0.1; proxy_redirect http://b/c/ /d/;
+         proxy_redirect http:// $scheme://; proxy_redirect http://b/ /; } }",
+    );
+    assert_eq!(app["map_location"], serde_json::json!({ "http://b/c/": "/d/", "http://": "$scheme://" }));
     assert_eq!(left, 0);
 }
 
