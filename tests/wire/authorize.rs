@@ -380,6 +380,55 @@ fn authorized_response_is_private_by_any_name() {
     }
 }
 
+/// As an application renews a session: the cookie is for one client, whatever the response.
+#[test]
+fn fields_of_an_admission_are_added_to_the_response() {
+    let (authorizer, _) = answers(|arrived| {
+        let cookie = value(arrived, "Cookie").unwrap_or("none");
+        format!("200 OK\r\nX-Auth-User: {cookie}\r\nSet-Cookie: s={cookie}\r\nSet-Cookie: t=1\r\nX-Other: a\r\n")
+    });
+    let app = Backend::start(|_, peer| {
+        while let Some(arrived) = peer.request() {
+            let user = value(&arrived, "X-User").unwrap_or("nobody").to_owned();
+            let length = user.len();
+            let head = "HTTP/1.1 200 OK\r\nCache-Control: public, max-age=60\r\nSet-Cookie: own=1\r\nContent-Length: ";
+            peer.send(format!("{head}{length}\r\n\r\n{user}"));
+        }
+    });
+    let site = Site::new();
+    site.file("in/a.txt", "text");
+    site.file("in/b.css", "css");
+    let tables = [
+        table("/in/", "/auth", "X-Auth-User") + "copy_to_response = [\"Set-Cookie\"]\n",
+        forward("/auth", &authorizer, ""),
+        forward("/in/app", &app, "cache = \"1m\"\nrequest_fields = { X-User = \"$http_x_auth_user\" }"),
+        "[[site.headers]]\nmatch = \"/in/*.css\"\ncache_control = \"public, max-age=60\"\n".to_owned(),
+    ];
+    let server = Server::with_site(&site, &tables.concat());
+    let mut client = server.connect();
+    // In the second round, the heads are cached.
+    for user in ["ann", "bob", "ann", "bob"] {
+        let mut get = |target: &str| {
+            // What a client says of itself is removed.
+            let response =
+                client.request("GET", target, &[("Cookie", user), ("X-Auth-User", "root"), ("X-User", "root")]);
+            let is_cookie = |(name, _): &&(String, String)| name.eq_ignore_ascii_case("Set-Cookie");
+            let cookies: Vec<String> =
+                response.fields.iter().filter(is_cookie).map(|(_, value)| value.clone()).collect();
+            assert!(response.field("Cache-Control").unwrap().starts_with("private"), "{target}");
+            assert_eq!(response.field("X-Other"), None);
+            (response.status, response.text(), cookies)
+        };
+        let cookies = [format!("s={user}"), "t=1".to_owned()].to_vec();
+        assert_eq!(get("/in/a.txt"), (200, "text".to_owned(), cookies.clone()));
+        assert_eq!(get("/in/b.css"), (200, "css".to_owned(), cookies.clone()));
+        let (status, _, of_error) = get("/in/missing");
+        assert_eq!((status, &of_error), (404, &cookies));
+        let with_own = [vec!["own=1".to_owned()], cookies].concat();
+        assert_eq!(get("/in/app"), (200, user.to_owned(), with_own));
+    }
+}
+
 #[test]
 fn authorizer_judges_path_that_is_served() {
     let (authorizer, asked) = answers(|arrived| {

@@ -11,7 +11,7 @@ use amped_units::Form as _;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::forms::{AuthorizedFieldName, DeniedFieldName, FolderPath, HealthPath};
+use crate::forms::{AppendedFieldName, AuthorizedFieldName, DeniedFieldName, FolderPath, HealthPath};
 use crate::login::LoginUrl;
 
 /// Directory whose requests an application authorises first (single sign-on; `auth_request` of nginx)
@@ -50,6 +50,12 @@ pub struct AuthorizeRule {
     /// Fields of a denial that the client gets
     #[serde(default = "denial_fields", deserialize_with = "DeniedFieldName::list")]
     pub copy_to_client: Vec<Box<str>>,
+    /// Fields of an admission that are added to the response for the client
+    ///
+    /// An application renews its session by Set-Cookie. A response that gets it is private, whatever other rules say.
+    #[serde(default, deserialize_with = "AppendedFieldName::list")]
+    #[schemars(extend("examples" = [["Set-Cookie"]]))]
+    pub copy_to_response: Vec<Box<str>>,
 }
 
 fn denial_fields() -> Vec<Box<str>> {

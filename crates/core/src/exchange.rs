@@ -35,7 +35,7 @@ use crate::decide::{self, DiskRequest, Failure, PreparedResponse, Step};
 use crate::early_hints;
 use crate::event::{Action, Answer, Delay, Ticket};
 use crate::exchange::app_request::{AppRequest, HeadVerdict, Stage, StartResult};
-use crate::exchange::authorization::{Authorization, Denial, Ruling};
+use crate::exchange::authorization::{Approval, Authorization, Denial, Fields, Ruling};
 use crate::file::FileHandle;
 use crate::limits::Limits;
 use crate::pace::Pace;
@@ -119,9 +119,11 @@ struct Detour {
     /// it. It stays so whatever an application substitutes.
     is_restricted: bool,
     /// The fields of an application's response that go with the file sent on its behalf.
-    beside_file: Option<Box<BesideFile>>,
+    beside_file: Option<Box<Fields>>,
     /// The response, if an application has denied access.
     denial: Option<Box<Denial>>,
+    /// The fields of the responses of applications that have admitted the request, which are added to its response.
+    admission_fields: Fields,
     /// When a client that exceeds a limit may try again, seconds.
     retry_after_s: Option<u64>,
     /// The request counts as one of its client's; until there is a response, which takes this over.
@@ -133,9 +135,6 @@ struct Detour {
     /// The ID of the request, if its site gives one.
     request_id: Option<RequestId>,
 }
-
-/// Names and values of fields.
-type BesideFile = Vec<(Box<str>, Box<[u8]>)>;
 
 /// A request as parsed by a protocol.
 pub struct Incoming<'a> {
@@ -568,11 +567,12 @@ impl Exchange {
                 self.detour.denial = Some(Box::new(denial));
                 self.step(cx, protocol, |steps| steps.begin(false))
             }
-            Some(Ruling::Admitted(admitted, user)) => {
+            Some(Ruling::Admitted(Approval { request, user, fields })) => {
                 authorization.leave(cx, "");
                 self.resolved.authorized.push(authorization.rule);
                 self.resolved.user = user.or(self.resolved.user.take());
-                self.request = *admitted;
+                self.detour.admission_fields.extend(fields);
+                self.request = *request;
                 self.step(cx, protocol, |steps| steps.begin(false))
             }
         }
@@ -1171,6 +1171,9 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         }
         if detour.is_restricted && head.get().status() != Status::SWITCHING_PROTOCOLS {
             head = reply::restricted(head);
+        }
+        if !detour.admission_fields.is_empty() && head.get().status() != Status::SWITCHING_PROTOCOLS {
+            head = reply::with_admission(&head, &detour.admission_fields);
         }
         if let Some(credentials) = decide::claimed_name(request, resolved, &cx.shared.sites) {
             record.note_user(credentials.name());

@@ -847,6 +847,20 @@ pub(crate) fn restricted(head: ReplyHead) -> ReplyHead {
     }
 }
 
+/// Adds fields of an application's response that has admitted the request. One with a cookie is for this client alone.
+pub(crate) fn with_admission(head: &ReplyHead, fields: &[(Box<str>, Box<[u8]>)]) -> ReplyHead {
+    let mut head = head.get().clone();
+    for (name, value) in fields {
+        head.field(name, value);
+    }
+    let is_private =
+        ["private", "no-store"].iter().any(|start| head.field_starts_with(CACHE_CONTROL, start.as_bytes()));
+    if !is_private && fields.iter().any(|(name, _)| name.eq_ignore_ascii_case("Set-Cookie")) {
+        head.remove(CACHE_CONTROL).field(CACHE_CONTROL, b"private");
+    }
+    ReplyHead::Owned(Box::new(head))
+}
+
 const CACHE_CONTROL: &str = "Cache-Control";
 
 /// Adds the fields of an application's response to the head of a file sent on its behalf, except those that rules remove.

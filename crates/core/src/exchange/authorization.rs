@@ -39,21 +39,34 @@ pub(super) struct Authorization {
     pub(super) time: Duration,
 }
 
+/// Names and values of fields.
+pub(super) type Fields = Vec<(Box<str>, Box<[u8]>)>;
+
 /// The meaning of the application's response.
 pub(super) enum Ruling {
-    /// The request continues, in this form; the name of its user, if the response has it.
-    Admitted(Box<OwnedRequest>, Option<Box<[u8]>>),
+    /// The request continues.
+    Admitted(Approval),
     /// The client does not get what it requests.
     Denied(Denial),
     /// There is no ruling, for this reason.
     Failed(&'static str),
 }
 
+/// How a request continues.
+pub(super) struct Approval {
+    /// The request with further fields.
+    pub(super) request: Box<OwnedRequest>,
+    /// The name of its user, if the application has named it.
+    pub(super) user: Option<Box<[u8]>>,
+    /// Fields that are added to its response.
+    pub(super) fields: Fields,
+}
+
 /// What the client gets instead.
 #[derive(Debug)]
 pub(super) struct Denial {
     status: Status,
-    fields: Vec<(Box<str>, Box<[u8]>)>,
+    fields: Fields,
 }
 
 impl Denial {
@@ -143,15 +156,16 @@ impl Authorization {
             Status(200..=299) => {
                 let pending: Vec<_> = resolved.pending_authorizations(site, &request).map(|(_, rule)| rule).collect();
                 match admitted((&request, head), (rule, &pending), &answer) {
-                    Some(admitted) => Ruling::Admitted(Box::new(admitted), user_of(rule, &answer)),
+                    Some(admitted) => Ruling::Admitted(Approval {
+                        request: Box::new(admitted),
+                        user: user_of(rule, &answer),
+                        fields: copied(&rule.copy_to_response, &answer),
+                    }),
                     None => Ruling::Failed("the fields of the authorization cannot be added to the request"),
                 }
             }
             status @ (Status::UNAUTHORIZED | Status::FORBIDDEN | Status(301 | 302 | 303 | 307 | 308)) => {
-                let is_copied = |name: &str| rule.copy_to_client.iter().any(|known| known.eq_ignore_ascii_case(name));
-                let fields = answer.fields.iter().filter(|(name, _)| is_copied(name));
-                let fields = fields.map(|&(name, value)| (Box::from(name), Box::from(value))).collect();
-                let denial = Denial { status, fields };
+                let denial = Denial { status, fields: copied(&rule.copy_to_client, &answer) };
                 let is_answered = status != Status::UNAUTHORIZED || answer.location.is_some();
                 let login = if is_answered { None } else { login_for(rule, (&request, head), &resolved.requested) };
                 Ruling::Denied(match login {
@@ -291,6 +305,13 @@ fn admitted(
     Some(OwnedRequest::new(&Request { client, keep_alive, framing, expectation, ..parsed }, &made))
 }
 
+/// The fields of a response with these names.
+fn copied(names: &[Box<str>], answer: &cgi::ScriptHead<'_>) -> Fields {
+    let is_copied = |name: &str| names.iter().any(|known| known.eq_ignore_ascii_case(name));
+    let fields = answer.fields.iter().filter(|(name, _)| is_copied(name));
+    fields.map(|&(name, value)| (Box::from(name), Box::from(value))).collect()
+}
+
 /// The name of the user in this response, if it has one.
 fn user_of(rule: &AuthorizeRule, answer: &cgi::ScriptHead<'_>) -> Option<Box<[u8]>> {
     let field = rule.user.as_deref()?;
@@ -365,6 +386,7 @@ mod tests {
             user: None,
             login: None,
             copy_to_client: Vec::new(),
+            copy_to_response: Vec::new(),
         };
         let (rule, later) = (rule(&["Remote-User", "Remote-Groups"]), rule(&["Remote-Role"]));
         let check = |head: &str, answer: &str, expected: &str| {

@@ -68,8 +68,13 @@ fn login(page: &Directive, locations: &[Location<'_>], named: &[Location<'_>]) -
             own.unwrap_or(url)
         }
         false => {
-            uri(&locations[first(target.split('?').next()?, locations)?])?;
-            target.clone()
+            let location = &locations[first(target.split('?').next()?, locations)?];
+            uri(location)?;
+            // oauth2-proxy takes the page to which the browser returns from this field of nginx's own request, or from the query.
+            let mut fields = location.scope.all("proxy_set_header");
+            let back = fields.find(|field| field.arg(0).eq_ignore_ascii_case("X-Auth-Request-Redirect"));
+            let with_back = back.map(|field| format!("{target}?rd={}", field.arg(1).replace("$http_host", "$host")));
+            with_back.filter(|url| !target.contains('?') && LoginUrl::parse(url).is_ok()).unwrap_or(target.clone())
         }
     };
     let is_open = |path: &str| first(path, locations).is_none_or(|at| locations[at].guards.authorization.is_none());

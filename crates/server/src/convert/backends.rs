@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::caching::{self, Bypasses};
 use super::files::{seconds, time};
+use super::guards;
 use super::known;
 use super::limits::size;
 use super::page::{Page, SitePage};
@@ -144,9 +145,14 @@ fn request_fields(
             name if is_asked && is_of_authorization.iter().any(|known| name.starts_with(known)) => {}
             // `guards` translates it, if an authorization is required here; otherwise it is empty.
             _ if scope.all("auth_request_set").any(|set| set.arg(0) == value) => {
-                if scope.get("auth_request").is_none_or(|request| request.arg(0) == "off") {
-                    fields.insert(field.arg(0).to_owned(), "".into());
-                }
+                let name = guards::field_of_variable(scope, value).unwrap_or_default();
+                let is_off = scope.get("auth_request").is_none_or(|request| request.arg(0) == "off");
+                let own = match is_off {
+                    true => Some(String::new()),
+                    false if name.eq_ignore_ascii_case(&field.arg(0).replace('_', "-")) => None,
+                    false => Some(format!("$http_{}", name.to_ascii_lowercase().replace('-', "_"))),
+                };
+                own.into_iter().for_each(|own| _ = fields.insert(field.arg(0).to_owned(), own.into()));
             }
             "x-request-id" if value == "$request_id" => page.note_here(site, field, "use `request_ids` in `[[site]]`"),
             // The request for an authorization is another one.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use amped_core::glob::Glob;
 use serde_json::{Map, Value, json};
 
+use super::guards;
 use super::known;
 use super::location::Location;
 use super::page::{Page, SitePage};
@@ -351,13 +352,13 @@ fn alias(page: &mut Page, site: &mut SitePage, paths: &Paths, directive: &Direct
 pub(super) fn headers(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, locations: &[Location<'_>]) {
     let whole = Paths::Prefix { path: "/".to_owned(), is_final: false };
     let inherited = header_rules(page, site, scope, &whole, None);
-    for (index, location) in locations.iter().enumerate().rev().filter(|(_, location)| has_own_headers(&location.scope))
-    {
+    let has_own = |location: &Location<'_>| has_own_headers(&location.scope, &inherited);
+    for (index, location) in locations.iter().enumerate().rev().filter(|(_, location)| has_own(location)) {
         // Cache-Control of a rule is for files only.
         let is_for_files = has_none(&location.scope, &["add_header", HIDING[0], HIDING[1]]);
         let is_without = |other: &&Location<'_>| {
             let is_untouched = other.is_answered() || is_for_files && other.has_app();
-            !(is_untouched || has_own_headers(&other.scope)) && other.paths.may_overlap(&location.paths)
+            !(is_untouched || has_own(other)) && other.paths.may_overlap(&location.paths)
         };
         if let Some(other) = locations[..index].iter().find(is_without) {
             let why = format!("the header rules of {} apply to its paths too", location.directive.place());
@@ -370,8 +371,11 @@ pub(super) fn headers(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, l
 /// Directives that remove header fields of applications.
 const HIDING: [&str; 2] = ["fastcgi_hide_header", "proxy_hide_header"];
 
-fn has_own_headers(scope: &Scope<'_>) -> bool {
-    !has_none(scope, &["add_header", "expires", HIDING[0], HIDING[1]])
+/// Whether a location has header rules: fields, or none of those that are `inherited`.
+fn has_own_headers(scope: &Scope<'_>, inherited: &[String]) -> bool {
+    let mut fields = scope.own("add_header");
+    let replaces = fields.any(|field| !inherited.is_empty() || !guards::is_added(scope, field));
+    replaces || !has_none(scope, &["expires", HIDING[0], HIDING[1]])
 }
 
 /// Whether the innermost block has no directive with one of these names.
@@ -397,6 +401,9 @@ fn header_rules(
     };
     for directive in fields {
         let (name, value, always) = (directive.arg(0), directive.arg(1), directive.arg(2) == "always");
+        if guards::is_added(scope, directive) {
+            continue;
+        }
         first.get_or_insert(directive);
         if value.contains('$') {
             page.note_here(site, directive, "a header rule has no variables");

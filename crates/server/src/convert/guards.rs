@@ -5,7 +5,9 @@
 
 use std::collections::HashSet;
 
+use amped_core::forms::{AppendedFieldName, AuthorizedFieldName};
 use amped_core::network::Network;
+use amped_units::Form as _;
 
 use super::scope::Scope;
 use super::tree::Directive;
@@ -65,6 +67,8 @@ pub(super) struct Authorization {
     pub(super) path: String,
     /// Fields of its response that the application of the location gets.
     pub(super) copied: Vec<String>,
+    /// Fields of its response that are added to that of the location.
+    pub(super) added: Vec<String>,
 }
 
 /// The restrictions in force at a location.
@@ -225,22 +229,31 @@ impl<'a> Guards<'a> {
         if request.arg(0) == "off" {
             return;
         }
-        let mut copied = Vec::new();
+        let mut copied: Vec<String> = Vec::new();
         for field in scope.all("proxy_set_header").chain(scope.all("fastcgi_param")) {
-            let set = scope.all("auth_request_set").find(|set| field.arg(1) == set.arg(0));
-            let Some(set) = set else { continue };
-            let name = set.arg(1).strip_prefix("$upstream_http_").map(|name| name.replace('_', "-"));
+            if !scope.all("auth_request_set").any(|set| field.arg(1) == set.arg(0)) {
+                continue;
+            }
+            let name = field_of_variable(scope, field.arg(1)).filter(|name| AuthorizedFieldName::parse(name).is_ok());
+            let is_of_request = field.name == "proxy_set_header";
             let variable = format!("HTTP_{}", name.as_deref().unwrap_or_default().replace('-', "_"));
-            match name {
-                Some(name) if name.eq_ignore_ascii_case(&field.arg(0).replace('_', "-")) => {
-                    copied.push(field.arg(0).to_owned())
-                }
-                Some(name) if variable.eq_ignore_ascii_case(field.arg(0)) => copied.push(name),
+            let copy = match name {
+                Some(name) if name.eq_ignore_ascii_case(&field.arg(0).replace('_', "-")) => field.arg(0).to_owned(),
+                // `request_fields` gives it another name.
+                Some(name) if is_of_request || variable.eq_ignore_ascii_case(field.arg(0)) => name,
                 // The client could send this field itself.
-                _ => self.unknown.push((field, "a field that an authorization sets keeps its name")),
+                _ => {
+                    self.unknown.push((field, "a field that an authorization sets keeps its name"));
+                    continue;
+                }
+            };
+            if !copied.iter().any(|known| known.eq_ignore_ascii_case(&copy)) {
+                copied.push(copy);
             }
         }
-        self.authorization = Some(Authorization { path: request.arg(0).to_owned(), copied });
+        let added = scope.all("add_header").filter(|field| is_added(scope, field));
+        let added = added.map(|field| field.arg(0).to_owned()).collect();
+        self.authorization = Some(Authorization { path: request.arg(0).to_owned(), copied, added });
         let is_for_denied = |page: &&Directive| page.args.iter().rev().skip(1).any(|status| status == "401");
         self.denied_page = scope.all("error_page").find(is_for_denied);
     }
@@ -309,6 +322,20 @@ impl<'a> Guards<'a> {
     pub(super) fn have_tables(&self) -> bool {
         self.access != Access::All || self.password.is_some() || self.authorization.is_some()
     }
+}
+
+/// The field of an authorization's response whose value a variable has.
+pub(super) fn field_of_variable(scope: &Scope<'_>, variable: &str) -> Option<String> {
+    let set = scope.all("auth_request_set").find(|set| set.arg(0) == variable)?;
+    set.arg(1).strip_prefix("$upstream_http_").map(|name| name.replace('_', "-"))
+}
+
+/// Whether `add_header` adds a field of the authorization's response.
+pub(super) fn is_added(scope: &Scope<'_>, field: &Directive) -> bool {
+    let is_asked = scope.get("auth_request").is_some_and(|request| request.arg(0) != "off");
+    is_asked
+        && field_of_variable(scope, field.arg(1)).is_some_and(|name| name.eq_ignore_ascii_case(field.arg(0)))
+        && AppendedFieldName::parse(field.arg(0)).is_ok()
 }
 
 /// The rules `allow` and `deny` in force, in their order.

@@ -218,6 +218,9 @@ impl<'a> Covers<'a> {
                 if !own.copied.is_empty() {
                     table["copy_to_request"] = json!(own.copied);
                 }
+                if !own.added.is_empty() {
+                    table["copy_to_response"] = json!(own.added);
+                }
                 if let Some(login) = &guards.login {
                     table["login"] = (**login).into();
                 }

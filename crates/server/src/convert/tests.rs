@@ -478,6 +478,22 @@ fn field_of_an_authorization_is_copied_and_not_set() {
     assert_eq!((fields, page.left.len()), (vec![&serde_json::json!({ "X-Own": "a" })], 0));
     let copied = page.sites[0].tables("authorize").find_map(|own| Some(own.get("copy_to_request")?.to_string()));
     assert_eq!(copied.as_deref(), Some(r#"["Remote-User"]"#));
+}
+
+#[test]
+fn field_of_an_authorization_gets_another_name_and_cookies_reach_the_client() {
+    let page = page(
+        "server { location / { auth_request /auth; auth_request_set $user $upstream_http_x_auth_request_user;
+        proxy_set_header X-User $user; auth_request_set $cookie $upstream_http_set_cookie; add_header Set-Cookie $cookie;
+        proxy_pass http://10.0.0.1; }
+        location = /auth { internal; proxy_pass http://10.0.0.2; proxy_pass_request_body off; } }",
+    );
+    let fields: Vec<_> = page.sites[0].tables("app").filter_map(|app| app.get("request_fields")).collect();
+    let renamed = serde_json::json!({ "X-User": "$http_x_auth_request_user" });
+    assert_eq!((fields, page.left.len()), (vec![&renamed], 0), "{:?}", page.left);
+    let table = page.sites[0].tables("authorize").find(|own| own["directory"] == "/").unwrap();
+    assert_eq!(table["copy_to_request"], serde_json::json!(["x-auth-request-user"]));
+    assert_eq!(table["copy_to_response"], serde_json::json!(["Set-Cookie"]));
     // Where none is required, nginx sends an empty field, which is none.
     let (app, _) = app_of(
         "server { auth_request /auth; auth_request_set $user $upstream_http_user; location / { auth_request off;
@@ -570,6 +586,15 @@ fn error_page_for_unauthorized_clients_is_a_login_page() {
     let proxy = "location /oauth2/ { auth_request off; proxy_pass http://10.0.0.2; }";
     check("error_page 401 /oauth2/sign_in", proxy, "/oauth2/sign_in");
     check("error_page 401 =403 /oauth2/sign_in", proxy, "/oauth2/sign_in");
+    for (back, login) in [
+        ("$request_uri", "/oauth2/sign_in?rd=$request_uri"),
+        ("$scheme://$host$request_uri", "/oauth2/sign_in?rd=$scheme://$host$request_uri"),
+        ("$arg_back", "/oauth2/sign_in"),
+    ] {
+        let field = format!("proxy_set_header X-Auth-Request-Redirect {back};");
+        let proxy = format!("location /oauth2/ {{ auth_request off; {field} proxy_pass http://10.0.0.2; }}");
+        check("error_page 401 = /oauth2/sign_in", &proxy, login);
+    }
     let redirect = |to: &str| format!("location @in {{ return 302 {to}; }} {proxy}");
     let page = "error_page 401 = @in";
     check(page, &redirect("/oauth2/start?rd=$request_uri"), "/oauth2/start?rd=$request_uri");
