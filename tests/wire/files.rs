@@ -703,6 +703,44 @@ fn header_rules_append_and_spare_errors() {
     check("/missing", 404, &["</1>"], true);
 }
 
+/// By the type of the file, also if the response has none (304) or another one (several ranges).
+#[test]
+fn header_rules_apply_by_media_type() {
+    let site = Site::new();
+    for name in ["page.html", "style.css", "a.png", "list/x"] {
+        site.file(name, "0123456789");
+    }
+    let toml = "listing = true\n\
+                [[site.headers]]\nmatch = \"**\"\ncache_control = \"max-age=9\"\nset = { X-Type = \"other\" }\n\
+                [[site.headers]]\nmatch = \"**\"\nmedia_type = \"image/*\"\ncache_control = \"max-age=1\"\n\
+                [[site.headers]]\nmatch = \"**\"\nmedia_type = \"~*^TEXT/(html|css)$\"\nset = { X-Type = \"text\" }\nappend = { X-More = \"1\" }\n\
+                [[site.headers]]\nmatch = \"**\"\nmedia_type = \"text/html\"\ncache_control = \"no-cache\"\n";
+    let server = Server::with_site(&site, toml);
+    let mut client = server.connect();
+    let mut check = |target: &str, cache_control: &str, kind: &str| {
+        // Twice, because heads are cached.
+        for _ in 0..2 {
+            let whole = client.get(target);
+            let etag = whole.field("ETag").unwrap().to_owned();
+            let mut responses = vec![(200, whole), (304, client.request("GET", target, &[("If-None-Match", &etag)]))];
+            if !target.ends_with('/') {
+                responses.push((206, client.request("GET", target, &[("Range", "bytes=1-2,4-5")])));
+            }
+            for (status, response) in responses {
+                let fields = ["Cache-Control", "X-Type", "X-More"].map(|name| response.field(name));
+                let expected = [Some(cache_control), Some(kind), (kind == "text").then_some("1")];
+                assert_eq!((response.status, fields), (status, expected), "{target}");
+            }
+        }
+    };
+    check("/page.html", "no-cache", "text");
+    check("/style.css", "max-age=9", "text");
+    check("/a.png", "max-age=1", "other");
+    check("/list/", "no-cache", "text");
+    let missing = server.get("/missing.png");
+    assert_eq!((missing.status, missing.field("X-Type"), missing.field("Cache-Control")), (404, Some("text"), None));
+}
+
 #[test]
 fn header_rule_may_replace_server() {
     let site = Site::new();

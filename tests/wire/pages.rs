@@ -333,6 +333,25 @@ fn header_rules_remove_fields_of_applications() {
 }
 
 #[test]
+fn header_rules_apply_by_media_type_of_applications() {
+    let site = Site::new();
+    for (name, kind) in [("html", "Text/HTML;charset=utf-8"), ("json", "application/json")] {
+        script(&site, name, &format!("printf 'Cache-Control: max-age=60\\nContent-Type: {kind}\\nX-Own: 1\\n\\nbody'"));
+    }
+    let headers = "[[site.headers]]\nmatch = \"**\"\nmedia_type = \"text/html\"\nset = { X-Frame-Options = \"DENY\" }\n\
+                   [[site.headers]]\nmatch = \"**\"\nmedia_type = \"*/json\"\nremove = [\"X-Own\"]";
+    let server = serve_scripts(&site, &format!("cache = \"1h\"\n{headers}"));
+    let mut client = server.connect();
+    for _ in 0..2 {
+        for (name, frames, own) in [("html", Some("DENY"), Some("1")), ("json", None, None)] {
+            let response = client.get(&format!("/cgi-bin/{name}"));
+            let fields = ["X-Frame-Options", "X-Own"].map(|name| response.field(name));
+            assert_eq!((response.status, fields), (200, [frames, own]), "{name}");
+        }
+    }
+}
+
+#[test]
 fn burst_of_requests_starts_application_once() {
     let count = if is_pool() { 24 } else { 200 };
     let site = Site::new();

@@ -111,7 +111,8 @@ fn field_patterns<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap
 pub struct TextPattern(Glob);
 
 impl TextPattern {
-    fn matches(&self, text: &[u8]) -> bool {
+    /// Whether the whole text matches.
+    pub fn matches(&self, text: &[u8]) -> bool {
         self.0.matches(text)
     }
 

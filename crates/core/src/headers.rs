@@ -15,7 +15,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
-use crate::condition::Condition;
+use crate::condition::{Condition, TextPattern};
 use crate::forms::{AppendedFieldName, CacheControl, FieldName, FieldValue, RemovedFieldName};
 use crate::glob::Glob;
 
@@ -37,6 +37,12 @@ pub struct HeaderRule {
     #[serde(default)]
     #[schemars(extend("examples" = [{ "scheme": "https" }]))]
     pub when: Option<Box<Condition>>,
+    /// Media type of responses that the rule applies to, without parameters
+    ///
+    /// A pattern as in conditions: `text/html`, `image/*`, `'~^(text|font)/'`. Responses without a type have none of them.
+    #[serde(default)]
+    #[schemars(example = "text/html")]
+    pub media_type: Option<TextPattern>,
     /// Value of Cache-Control, for files but not for errors
     ///
     /// Sent with status 200, 206 and 304.
@@ -70,17 +76,19 @@ fn always() -> bool {
 impl HeaderRule {
     /// Returns whether the rule has no effect.
     pub fn is_empty(&self) -> bool {
-        let HeaderRule { pattern: _, when: _, cache_control, set, append, remove, errors: _ } = self;
+        let HeaderRule { pattern: _, when: _, media_type: _, cache_control, set, append, remove, errors: _ } = self;
         cache_control.is_none() && set.is_empty() && append.is_empty() && remove.is_empty()
     }
 
-    /// Returns whether `set`, `append` and `remove` apply to a response with this status.
-    fn applies(&self, path: &[u8], request: &Request<'_>, status: Status) -> bool {
-        (self.errors || status.0 < 400) && self.matches(path, request)
+    /// Returns whether `set`, `append` and `remove` apply to a response.
+    fn applies(&self, path: &[u8], request: &Request<'_>, status: Status, media_type: &[u8]) -> bool {
+        (self.errors || status.0 < 400) && self.matches(path, request, media_type)
     }
 
-    fn matches(&self, path: &[u8], request: &Request<'_>) -> bool {
-        self.pattern.matches(path) && self.when.as_ref().is_none_or(|when| when.holds(request))
+    fn matches(&self, path: &[u8], request: &Request<'_>, media_type: &[u8]) -> bool {
+        self.pattern.matches(path)
+            && self.when.as_ref().is_none_or(|when| when.holds(request))
+            && self.media_type.as_ref().is_none_or(|pattern| pattern.matches(media_type))
     }
 
     fn removes(&self, name: &str) -> bool {
@@ -88,10 +96,28 @@ impl HeaderRule {
     }
 }
 
+/// The media type of a response, without parameters and in lower case; empty if it has none, or no rule asks for it. `known`: that of
+/// the file, if the head has none or another one.
+fn type_of(head: &Head, rules: &[HeaderRule], known: Option<&str>) -> Vec<u8> {
+    if rules.iter().all(|rule| rule.media_type.is_none()) {
+        return Vec::new();
+    }
+    let value = known.map(str::as_bytes).or_else(|| head.value("Content-Type")).unwrap_or_default();
+    let end = value.iter().position(|&byte| byte == b';').unwrap_or(value.len());
+    value[..end].trim_ascii().to_ascii_lowercase()
+}
+
 /// Adds the fields of responses with status 200, 206 and 304 for a file: Cache-Control by the last matching rule that has
-/// one. Returns whether there is one.
-pub(crate) fn add_to_file(head: &mut Head, rules: &[HeaderRule], path: &[u8], request: &Request<'_>) -> bool {
-    let mut matching = rules.iter().rev().filter(|rule| rule.matches(path, request));
+/// one. Returns whether there is one. `media_type`: that of the file, if the head has none or another one.
+pub(crate) fn add_to_file(
+    head: &mut Head,
+    rules: &[HeaderRule],
+    path: &[u8],
+    request: &Request<'_>,
+    media_type: Option<&str>,
+) -> bool {
+    let media_type = type_of(head, rules, media_type);
+    let mut matching = rules.iter().rev().filter(|rule| rule.matches(path, request, &media_type));
     let value = matching.find_map(|rule| rule.cache_control.as_deref());
     if let Some(value) = value {
         head.field("Cache-Control", value);
@@ -100,17 +126,18 @@ pub(crate) fn add_to_file(head: &mut Head, rules: &[HeaderRule], path: &[u8], re
 }
 
 /// Applies the rules to the head of any response. A field that `is_set` by an application is removed by rules, but not
-/// set by them.
+/// set by them. `media_type`: that of the file, if the head has none or another one.
 pub(crate) fn add(
     head: &mut Head,
     rules: &[HeaderRule],
     path: &[u8],
     request: &Request<'_>,
+    media_type: Option<&str>,
     is_set: impl Fn(&str) -> bool,
 ) {
-    let status = head.status();
+    let (status, media_type) = (head.status(), type_of(head, rules, media_type));
     let (mut fields, mut removed): (Fields<'_>, Vec<&str>) = (Vec::new(), Vec::new());
-    for rule in rules.iter().filter(|rule| rule.applies(path, request, status)) {
+    for rule in rules.iter().filter(|rule| rule.applies(path, request, status, &media_type)) {
         fields.retain(|(name, _)| !rule.removes(name));
         removed.extend(rule.remove.iter().map(|name| &**name));
         let is_removed = |name: &str| removed.iter().any(|removed| removed.eq_ignore_ascii_case(name));
@@ -150,7 +177,9 @@ fn replace<'a>(fields: &mut Fields<'a>, name: &'a str, value: &'a str) {
     });
 }
 
-/// Returns whether rules remove a field that an application sends along with a file. `status` is that of the response.
-pub(crate) fn is_removed(rules: &[HeaderRule], path: &[u8], request: &Request<'_>, status: Status, name: &str) -> bool {
-    rules.iter().any(|rule| rule.removes(name) && rule.applies(path, request, status))
+/// Returns whether rules remove a field that an application sends along with a file, or before its response, from a response with
+/// this head.
+pub(crate) fn is_removed(rules: &[HeaderRule], path: &[u8], request: &Request<'_>, head: &Head, name: &str) -> bool {
+    let media_type = type_of(head, rules, None);
+    rules.iter().any(|rule| rule.removes(name) && rule.applies(path, request, head.status(), &media_type))
 }

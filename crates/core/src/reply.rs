@@ -379,8 +379,8 @@ fn whole_head(
     describe(&mut head, site, resource, representation);
     validators(&mut head, representation);
     head.field("Accept-Ranges", "bytes");
-    file_fields(&mut head, site, request, &resource.name, resource.object());
-    custom(&mut head, site, request, &resource.name, cors_origin);
+    file_fields(&mut head, site, request, (&resource.name, Some(&resource.media_type)), resource.object());
+    custom(&mut head, site, request, (&resource.name, Some(&resource.media_type)), cors_origin);
     head
 }
 
@@ -396,8 +396,8 @@ fn not_modified_head(
     vary(&mut head, site, &resource.name, resource.vary);
     content_location(&mut head, resource);
     validators(&mut head, representation);
-    file_fields(&mut head, site, request, &resource.name, resource.object());
-    custom(&mut head, site, request, &resource.name, cors_origin);
+    file_fields(&mut head, site, request, (&resource.name, Some(&resource.media_type)), resource.object());
+    custom(&mut head, site, request, (&resource.name, Some(&resource.media_type)), cors_origin);
     head
 }
 
@@ -442,8 +442,8 @@ fn partial<F>(
     };
     describe(&mut head, site, resource, representation);
     validators(&mut head, representation);
-    file_fields(&mut head, site, request, &resource.name, resource.object());
-    custom(&mut head, site, request, &resource.name, cors_origin);
+    file_fields(&mut head, site, request, (&resource.name, Some(&resource.media_type)), resource.object());
+    custom(&mut head, site, request, (&resource.name, Some(&resource.media_type)), cors_origin);
     (ReplyHead::Owned(Box::new(head)), body)
 }
 
@@ -494,8 +494,16 @@ fn validators(head: &mut Head, representation: &Representation) {
 /// Adds the fields that rules set on files. A protected resource is private unless a rule says otherwise: RFC 9111, 3.5
 /// forbids shared caches to store it, but not every cache complies. See also [`restricted`], which concerns the request.
 /// Otherwise an object has the Cache-Control of its store.
-fn file_fields(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8], object: Option<&ObjectHead>) {
-    if headers::add_to_file(head, &site.rules, path, request) {
+///
+/// `media_type`: that of the file, if the head has none or another one.
+fn file_fields(
+    head: &mut Head,
+    site: &Site,
+    request: &Request<'_>,
+    (path, media_type): (&[u8], Option<&str>),
+    object: Option<&ObjectHead>,
+) {
+    if headers::add_to_file(head, &site.rules, path, request, media_type) {
         return;
     }
     if site.is_protected(path) {
@@ -573,7 +581,7 @@ fn add_to_script(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8
         rule.allow(head, site.cors_origin(path, request));
     }
     vary_by_conditions(head, site);
-    headers::add(head, &site.rules, path, request, is_set);
+    headers::add(head, &site.rules, path, request, None, is_set);
 }
 
 /// Builds the response from an application's cached page, or a
@@ -625,13 +633,19 @@ pub enum ScriptFraming {
     UntilClose,
 }
 
-/// Adds the fields that the rules of the site set on every response.
-fn custom(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8], cors_origin: CorsOrigin) {
+/// Adds the fields that the rules of the site set on every response. `media_type`: that of the file, if the head has none or another one.
+fn custom(
+    head: &mut Head,
+    site: &Site,
+    request: &Request<'_>,
+    (path, media_type): (&[u8], Option<&str>),
+    cors_origin: CorsOrigin,
+) {
     if let Some(rule) = site.cors(path) {
         rule.allow(head, cors_origin);
     }
     vary_by_conditions(head, site);
-    headers::add(head, &site.rules, path, request, |_| false);
+    headers::add(head, &site.rules, path, request, media_type, |_| false);
 }
 
 /// RFC 9110, 12.5.5: names the fields on which conditions of the site's rules depend, on every response, since a rule that does
@@ -660,7 +674,7 @@ pub(crate) fn denial<'d, F>(
     // RFC 9111, 4.2.2: some redirects would be cached for as long as a cache likes.
     head.field("Cache-Control", "no-store");
     vary(&mut head, site, path, Vary::NOTHING);
-    custom(&mut head, site, request, path, site.cors_origin(path, request));
+    custom(&mut head, site, request, (path, None), site.cors_origin(path, request));
     (ReplyHead::Owned(Box::new(head)), unless_head(request, Body::Text(page)))
 }
 
@@ -676,7 +690,7 @@ fn error_with<F>(
     more(&mut head);
     challenge(&mut head, site, request, path, status);
     vary(&mut head, site, path, Vary::NOTHING);
-    custom(&mut head, site, request, path, site.cors_origin(path, request));
+    custom(&mut head, site, request, (path, None), site.cors_origin(path, request));
     (ReplyHead::Owned(Box::new(head)), unless_head(request, Body::Text(page)))
 }
 
@@ -731,7 +745,7 @@ pub fn error_from_page<F>(
     let mut head = error_head(status, size, &resource.media_type);
     challenge(&mut head, site, request, path, status);
     vary(&mut head, site, path, Vary::NOTHING);
-    custom(&mut head, site, request, path, site.cors_origin(path, request));
+    custom(&mut head, site, request, (path, None), site.cors_origin(path, request));
     let body = match request.method {
         Some(Method::Head) => Body::Empty,
         _ if size == 0 => Body::Empty,
@@ -779,7 +793,7 @@ pub fn options<F>(site: &Site, request: &Request<'_>, path: &[u8]) -> (ReplyHead
     head.field("Allow", ALLOW);
     vary(&mut head, site, path, Vary::NOTHING);
     let cors_origin = site.cors_origin(path, request);
-    custom(&mut head, site, request, path, cors_origin);
+    custom(&mut head, site, request, (path, None), cors_origin);
     if let Some(rule) = site.preflight(path, request).filter(|rule| rule.allows(cors_origin)) {
         rule.preflight(&mut head);
     }
@@ -871,8 +885,8 @@ pub(crate) fn beside_file(
     head: &ReplyHead,
     fields: &[(Box<str>, Box<[u8]>)],
 ) -> ReplyHead {
-    let mut head = head.get().clone();
-    let status = head.status();
+    let of_file = head.get();
+    let (mut head, status) = (of_file.clone(), of_file.status());
     let is_of_body =
         |name: &str| name.eq_ignore_ascii_case("Content-Type") || name.eq_ignore_ascii_case("Content-Disposition");
     // A 304 has no fields about the body, and several ranges have another media type (RFC 9110, 14.6).
@@ -881,7 +895,7 @@ pub(crate) fn beside_file(
         Status::NOT_MODIFIED => !is_of_body(name),
         _ => !(is_several && name.eq_ignore_ascii_case("Content-Type")),
     };
-    let is_removed = |name: &str| headers::is_removed(&site.rules, path, request, status, name);
+    let is_removed = |name: &str| headers::is_removed(&site.rules, path, request, of_file, name);
     let fields: Vec<_> = fields.iter().filter(|(name, _)| goes_along(name) && !is_removed(name)).collect();
     for (name, _) in &fields {
         head.remove(name);
@@ -937,8 +951,9 @@ pub fn listing<F>(
     }
     vary(&mut head, site, path, Vary::ACCEPT);
     head.field("Last-Modified", date::format(modified)).field("ETag", &tag);
-    file_fields(&mut head, site, request, path, None);
-    custom(&mut head, site, request, path, site.cors_origin(path, request));
+    let named = (path, Some(form.media_type()));
+    file_fields(&mut head, site, request, named, None);
+    custom(&mut head, site, request, named, site.cors_origin(path, request));
     let has_body = is_whole && request.method != Some(Method::Head);
     (ReplyHead::Owned(Box::new(head)), if has_body { Body::Shared(page) } else { Body::Empty })
 }
@@ -972,7 +987,7 @@ pub fn variants<F>(
     }
     let (mut head, page) = generated(status, page_of(status, &alloc::format!("<p>{why}:</p>\n<ul>\n{list}</ul>")));
     vary(&mut head, site, path, variants.vary);
-    custom(&mut head, site, request, path, site.cors_origin(path, request));
+    custom(&mut head, site, request, (path, None), site.cors_origin(path, request));
     (ReplyHead::Owned(Box::new(head)), unless_head(request, Body::Text(page)))
 }
 
@@ -1265,7 +1280,7 @@ mod tests {
             for (name, value) in of_app {
                 head.field(name, value);
             }
-            headers::add(&mut head, rules, b"/a", &any_request(), |name| {
+            headers::add(&mut head, rules, b"/a", &any_request(), None, |name| {
                 of_app.iter().any(|(app, _)| app.eq_ignore_ascii_case(name))
             });
             let (head, _) = shown((ReplyHead::Owned(Box::new(head)), Body::Empty));

@@ -21,6 +21,7 @@ use amped_http::auth::Credentials;
 use amped_http::cgi::{self, Answer};
 use amped_http::h1::gateway;
 use amped_http::h1::request::{self, Expectation, Framing, OwnedRequest, Request};
+use amped_http::h1::response::Head;
 use amped_http::interim::Interim;
 use amped_http::method::Method;
 use amped_http::negotiate::Coding;
@@ -378,9 +379,10 @@ impl AppRequest {
     /// An interim response as it is passed on: without the fields that rules remove. `None` after the final one.
     pub(super) fn interim<F>(&self, cx: &Context<'_, F>, request: &Request<'_>, interim: &Interim) -> Option<Interim> {
         let rules = &cx.shared.sites.of(self.handler.site).rules;
+        let head = Head::new(interim.status());
         let is_removed = |name: &[u8]| {
             let name = core::str::from_utf8(name).unwrap_or_default();
-            headers::is_removed(rules, self.handler.path(), request, interim.status(), name)
+            headers::is_removed(rules, self.handler.path(), request, &head, name)
         };
         let kept = interim.fields().filter(|(name, _)| !is_removed(name));
         matches!(&self.stage, Stage::Head(known) if known.is_empty()).then(|| Interim::new(interim.status(), kept))
