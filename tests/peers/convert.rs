@@ -446,3 +446,71 @@ fn converted_redirects_of_backends_are_those_of_nginx() {
     assert!(different.is_empty(), "{different}{}", fs::read_to_string(&result).unwrap());
     assert!(changed > 10, "{changed}");
 }
+
+#[test]
+fn converted_header_rules_by_media_type_act_alike() {
+    let site = Site::new();
+    for name in ["a.html", "a.css", "a.js", "a.svg", "a.png", "a.pdf", "a.json", "a.unknown", "in/b.html", "in/b.css"] {
+        site.file(name, "text");
+    }
+    let [address] = free_addresses();
+    let servers = format!(
+        r#"include /etc/nginx/mime.types;
+        map $sent_http_content_type $expires {{
+            default 1M;
+            ~*text/css 1y;
+            ~*^(text/html|application/json) epoch;
+            ~*image/ 90d;
+            ~*image/svg 3d;
+            application/pdf max;
+        }}
+        map $sent_http_content_type $frames {{ ~*text/html DENY; }}
+        map $sent_http_content_type $policy {{
+            ~*text/(html|css)|application/pdf|xml "default-src 'self'";
+            ~*javascript "default-src 'none'";
+        }}
+        server {{
+            listen {address};
+            root {};
+            expires $expires;
+            add_header X-Frame-Options $frames always;
+            add_header Content-Security-Policy $policy;
+            add_header X-All yes;
+            location /in/ {{ add_header X-Frame-Options $frames; }}
+        }}"#,
+        site.path().display()
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let (source, result) = (folder.path().join("site"), folder.path().join("amped.toml"));
+    fs::write(&source, &servers).unwrap();
+    let converted = program().arg("convert").arg(&source).arg("-o").arg(&result).output().unwrap();
+    let said = String::from_utf8_lossy(&converted.stderr).into_owned();
+    assert_eq!((converted.status.code(), said.as_str()), (Some(0), ""));
+    let _nginx = Nginx::start(tempfile::tempdir().unwrap(), address, &servers);
+    let server = Server::start(&["--config", result.to_str().unwrap(), "--listen", "127.0.0.1:0"]);
+    let mut different = String::new();
+    for target in [
+        "a.html",
+        "a.css",
+        "a.js",
+        "a.svg",
+        "a.png",
+        "a.pdf",
+        "a.json",
+        "a.unknown",
+        "in/b.html",
+        "in/b.css",
+        "missing",
+    ] {
+        let fields = |address| {
+            let response = Client::connect(address).get(&format!("/{target}"));
+            let field = |name: &str| response.field(name).map(str::to_owned);
+            (response.status, ["Cache-Control", "X-Frame-Options", "Content-Security-Policy", "X-All"].map(field))
+        };
+        let (theirs, ours) = (fields(address), fields(server.address));
+        if theirs != ours {
+            different += &format!("{target}: nginx {theirs:?}, amped {ours:?}\n");
+        }
+    }
+    assert!(different.is_empty(), "{different}{}", fs::read_to_string(&result).unwrap());
+}

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::guards;
 use super::known;
 use super::location::Location;
+use super::media_types;
 use super::page::{Page, SitePage};
 use super::paths::Paths;
 use super::regexes;
@@ -394,6 +395,7 @@ fn header_rules(
     let is_replaced = scope.own("add_header").next().is_some();
     let mut rules: BTreeMap<bool, Map<String, Value>> = BTreeMap::new();
     let (mut names, mut cache, mut first) = (Vec::new(), expires(page, site, scope), None);
+    let mut by_type = Vec::new();
     let fields: Vec<&Directive> = match inherited {
         // Those of the site apply without being repeated.
         Some(_) => scope.own("add_header").collect(),
@@ -406,7 +408,13 @@ fn header_rules(
         }
         first.get_or_insert(directive);
         if value.contains('$') {
-            page.note_here(site, directive, "a header rule has no variables");
+            match media_types::values(scope, value, &[""]) {
+                Some(values) if !name.eq_ignore_ascii_case("Cache-Control") => {
+                    names.push(name.to_owned());
+                    by_type.push((name, !always, values));
+                }
+                _ => page.note_here(site, directive, "a header rule has no variables"),
+            }
         } else if name.eq_ignore_ascii_case("Cache-Control") {
             cache = Some(cache.map_or_else(|| value.to_owned(), |cache| format!("{cache}, {value}")));
         } else if name.eq_ignore_ascii_case("Content-Type") {
@@ -431,8 +439,8 @@ fn header_rules(
     }
     if cache.is_some() || !removed.is_empty() || rules.is_empty() {
         let mut table = json!({ "match": paths.pattern() });
-        if let Some(cache) = cache {
-            table["cache_control"] = cache.into();
+        if let Some(cache) = &cache {
+            table["cache_control"] = cache.as_str().into();
         }
         if !removed.is_empty() {
             table["remove"] = json!(removed);
@@ -441,8 +449,25 @@ fn header_rules(
             page.rule(site, "headers", table, from);
         }
     }
-    for (not_always, fields) in rules {
+    let times =
+        scope.get("expires").and_then(|time| media_types::values(scope, time.arg(0), &NO_TIME)).unwrap_or_default();
+    for (media_type, time) in times {
+        let Some(time) = max_age(&time) else { continue };
+        let all: Vec<&str> = [time.as_str()].into_iter().chain(cache.as_deref()).collect();
+        let mut table = json!({ "match": paths.pattern(), "cache_control": all.join(", ") });
+        media_type.into_iter().for_each(|media_type| table["media_type"] = media_type.into());
+        page.rule(site, "headers", table, from);
+    }
+    let of_rules = rules.into_iter().map(|(not_always, fields)| (None, not_always, fields));
+    let of_types = by_type.into_iter().flat_map(|(name, not_always, values)| {
+        let values = values.into_iter();
+        values.map(move |(media_type, value)| {
+            (media_type, not_always, Map::from_iter([(name.to_owned(), Value::from(value))]))
+        })
+    });
+    for (media_type, not_always, fields) in of_rules.chain(of_types) {
         let mut table = json!({ "match": paths.pattern(), "set": fields });
+        media_type.into_iter().for_each(|media_type| table["media_type"] = media_type.into());
         if not_always {
             table["errors"] = false.into();
         }
@@ -451,21 +476,31 @@ fn header_rules(
     names
 }
 
-/// The value of Cache-Control that `expires` sets.
+/// The value of Cache-Control that `expires` sets for all media types.
 fn expires(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>) -> Option<String> {
     let directive = scope.get("expires")?;
-    match directive.arg(0) {
-        "off" => None,
+    let times = match media_types::values(scope, directive.arg(0), &NO_TIME) {
+        Some(values) => values.into_iter().map(|(_, time)| time).collect(),
+        None => vec![directive.arg(0).to_owned()],
+    };
+    let is_known = |time: &String| max_age(time).is_some() || NO_TIME.contains(&time.as_str());
+    if !times.iter().all(is_known) {
+        page.note_here(site, directive, "use `cache_control` in `[[site.headers]]`");
+    }
+    max_age(directive.arg(0))
+}
+
+/// Times of `expires` that set nothing.
+const NO_TIME: [&str; 2] = ["off", ""];
+
+/// The value of Cache-Control for a time of `expires`, if there is one.
+fn max_age(time: &str) -> Option<String> {
+    match time {
         "epoch" => Some("no-cache".to_owned()),
         "max" => Some("max-age=315360000".to_owned()),
         time if time.starts_with('-') => Some("no-cache".to_owned()),
-        time => match seconds(time) {
-            Some(seconds) => Some(format!("max-age={seconds}")),
-            None => {
-                page.note_here(site, directive, "use `cache_control` in `[[site.headers]]`");
-                None
-            }
-        },
+        time if NO_TIME.contains(&time) => None,
+        time => seconds(time).map(|seconds| format!("max-age={seconds}")),
     }
 }
 

@@ -13,6 +13,7 @@ use super::files::time;
 use super::known::{self, Fate};
 use super::limits::size;
 use super::listens::{self, has_only_tls, has_tls};
+use super::media_types;
 use super::page::{Page, SitePage};
 use super::rewrite::condition_words;
 use super::scope::{Http, Scope};
@@ -111,10 +112,11 @@ fn cache_of(directive: &Directive) -> Option<(&str, &str)> {
 
 /// Notes a directive that nothing translates.
 fn remark(page: &mut Page, directive: &Directive) {
-    // WebSocket needs no variable.
+    // WebSocket needs no variable, and header rules have media types.
     let is_upgrade = directive.name == "map" && directive.arg(0) == "$http_upgrade";
     if let Fate::Left(why) = known::fate(directive)
         && !is_upgrade
+        && media_types::values_of(directive).is_none()
     {
         page.note(directive, why);
     }

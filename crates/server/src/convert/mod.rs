@@ -4,7 +4,8 @@
 //!    variables that have one value.
 //! 2. `main_block` translates what concerns the whole server, `listens` its addresses. `server` makes a site of each
 //!    `server`: `scope` keeps a directive with what is around it, `order` sorts the locations (`paths`, `regexes`) by
-//!    nginx's precedence, and `rules` translates each `location` by `rewrite`, `files`, `apps`, `backends`, `caching` and `limits`.
+//!    nginx's precedence, and `rules` translates each `location` by `rewrite`, `files` with `media_types`, `apps`, `backends`,
+//!    `caching` and `limits`.
 //! 3. `guards` lists what restricts access, and `protect` and `authorize` translate it. A location with a restriction that
 //!    cannot be translated is refused.
 //! 4. `page` collects the tables, checks each as the server does, and prints them, with a comment for each directive that is left.
@@ -24,6 +25,7 @@ mod limits;
 mod listens;
 mod location;
 mod main_block;
+mod media_types;
 mod order;
 mod page;
 mod paths;

@@ -463,6 +463,36 @@ fn caches_are_converted_if_their_pages_are_for_the_same_clients() {
 }
 
 #[test]
+fn variables_by_media_type_become_header_rules() {
+    let rules = |entries: &str, uses: &str| {
+        let page = page(&format!("map $sent_http_content_type $v {{ {entries} }} server {{ {uses} }}"));
+        let tables: Vec<String> = page.sites[0].tables("headers").map(|table| table.to_string()).collect();
+        (tables.join("\n"), page.left.len())
+    };
+    let (found, left) = rules("default 1M; text/html epoch; ~*^image/ 1y; ~css 2d;", "expires $v;");
+    let expected = [
+        r#"{"cache_control":"max-age=2592000","match":"/**"}"#,
+        r#"{"cache_control":"max-age=172800","match":"/**","media_type":"~css"}"#,
+        r#"{"cache_control":"max-age=31536000","match":"/**","media_type":"~*^image/"}"#,
+        r#"{"cache_control":"no-cache","match":"/**","media_type":"text/html"}"#,
+    ];
+    assert_eq!((found.as_str(), left), (expected.join("\n").as_str(), 0));
+    let (found, left) = rules("~*text/html DENY;", "add_header X-Frame-Options $v always; add_header X-A b;");
+    let expected = [
+        r#"{"errors":false,"match":"/**","set":{"X-A":"b"}}"#,
+        r#"{"match":"/**","media_type":"~*text/html","set":{"X-Frame-Options":"DENY"}}"#,
+    ];
+    assert_eq!((found.as_str(), left), (expected.join("\n").as_str(), 0));
+    // A rule cannot take back a field, has no parameters of a type, and no variables.
+    for entries in ["default a; text/html \"\";", "text/html $host;", "\"text/html; charset=utf-8\" a;", "~(?=x) a;"] {
+        let (found, left) = rules(entries, "add_header X-A $v;");
+        assert!(found.is_empty() && left > 0, "{entries}: {found}");
+    }
+    assert!(rules("default 1M; text/html off;", "expires $v;").1 > 0);
+    assert!(rules("text/html soon;", "expires $v;").1 > 0);
+}
+
+#[test]
 fn early_hints_of_applications_reach_all_clients() {
     let left = |value: &str| page(&format!("server {{ location / {{ early_hints {value}; }} }}")).left.len();
     assert_eq!((left("1"), left("$http2$http3")), (0, 1));
