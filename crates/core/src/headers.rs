@@ -39,7 +39,7 @@ pub struct HeaderRule {
     pub when: Option<Box<Condition>>,
     /// Media type of responses that the rule applies to, without parameters
     ///
-    /// A pattern as in conditions: `text/html`, `image/*`, `'~^(text|font)/'`. Responses without a type have none of them.
+    /// A pattern as in conditions: `text/html`, `image/*`, `'~^(text|font)/'`; `""`: responses without a type.
     #[serde(default)]
     #[schemars(example = "text/html")]
     pub media_type: Option<TextPattern>,

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::guards;
 use super::known;
 use super::location::Location;
-use super::media_types;
+use super::media_types::{self, Values};
 use super::page::{Page, SitePage};
 use super::paths::Paths;
 use super::regexes;
@@ -395,27 +395,38 @@ fn header_rules(
     let is_replaced = scope.own("add_header").next().is_some();
     let mut rules: BTreeMap<bool, Map<String, Value>> = BTreeMap::new();
     let (mut names, mut cache, mut first) = (Vec::new(), expires(page, site, scope), None);
+    let times = scope.get("expires").and_then(|time| media_types::values_for_files(scope, time.arg(0), &NO_TIME));
+    let of_type = |(media_type, time): (_, String)| Some((media_type, max_age(&time)?));
+    let mut caches: Values = times.into_iter().flatten().filter_map(of_type).collect();
     let mut by_type = Vec::new();
-    let fields: Vec<&Directive> = match inherited {
-        // Those of the site apply without being repeated.
-        Some(_) => scope.own("add_header").collect(),
-        None => scope.all("add_header").collect(),
-    };
-    for directive in fields {
+    // Those of the site apply without being repeated, except that of Cache-Control there is one value.
+    let is_in_force = |field: &&Directive| inherited.is_none() || is_replaced || is_cache_control(field);
+    for directive in scope.all("add_header").filter(is_in_force) {
         let (name, value, always) = (directive.arg(0), directive.arg(1), directive.arg(2) == "always");
         if guards::is_added(scope, directive) {
             continue;
         }
         first.get_or_insert(directive);
         if value.contains('$') {
-            match media_types::values(scope, value, &[""]) {
-                Some(values) if !name.eq_ignore_ascii_case("Cache-Control") => {
+            let is_cache = is_cache_control(directive);
+            let values = match is_cache {
+                true => media_types::values_for_files(scope, value, &[""]),
+                false => media_types::values(scope, value, &[""]),
+            };
+            match values {
+                Some(values) if !is_cache => {
                     names.push(name.to_owned());
                     by_type.push((name, !always, values));
                 }
-                _ => page.note_here(site, directive, "a header rule has no variables"),
+                Some(values) if caches.is_empty() => caches = values,
+                Some(_) => page.note_here(
+                    site,
+                    directive,
+                    "of two variables by media type, only one can be in `cache_control`",
+                ),
+                None => page.note_here(site, directive, "a header rule has no variables"),
             }
-        } else if name.eq_ignore_ascii_case("Cache-Control") {
+        } else if is_cache_control(directive) {
             cache = Some(cache.map_or_else(|| value.to_owned(), |cache| format!("{cache}, {value}")));
         } else if name.eq_ignore_ascii_case("Content-Type") {
             // Of a fixed response, which has it.
@@ -427,6 +438,10 @@ fn header_rules(
     let hidden: Vec<&Directive> = HIDING.iter().flat_map(|name| scope.all(name)).collect();
     let from = first.or(scope.get("expires")).or(hidden.first().copied());
     let Some(from) = from else { return names };
+    let is_for_all = cache.is_some() || caches.iter().any(|(media_type, _)| media_type.is_none());
+    if inherited.is_some() && !is_for_all && sets_cache_control(&scope.outer()) {
+        page.note_here(site, from, "a header rule cannot take back the Cache-Control of another");
+    }
     let mut removed: Vec<String> = hidden.iter().map(|directive| directive.arg(0).to_owned()).collect();
     if is_replaced {
         removed.extend(
@@ -449,21 +464,16 @@ fn header_rules(
             page.rule(site, "headers", table, from);
         }
     }
-    let times =
-        scope.get("expires").and_then(|time| media_types::values(scope, time.arg(0), &NO_TIME)).unwrap_or_default();
-    for (media_type, time) in times {
-        let Some(time) = max_age(&time) else { continue };
-        let all: Vec<&str> = [time.as_str()].into_iter().chain(cache.as_deref()).collect();
-        let mut table = json!({ "match": paths.pattern(), "cache_control": all.join(", ") });
+    for (media_type, value) in caches {
+        let value = cache.as_ref().map_or_else(|| value.clone(), |cache| format!("{value}, {cache}"));
+        let mut table = json!({ "match": paths.pattern(), "cache_control": value });
         media_type.into_iter().for_each(|media_type| table["media_type"] = media_type.into());
         page.rule(site, "headers", table, from);
     }
     let of_rules = rules.into_iter().map(|(not_always, fields)| (None, not_always, fields));
     let of_types = by_type.into_iter().flat_map(|(name, not_always, values)| {
-        let values = values.into_iter();
-        values.map(move |(media_type, value)| {
-            (media_type, not_always, Map::from_iter([(name.to_owned(), Value::from(value))]))
-        })
+        let set = move |value: String| Map::from_iter([(name.to_owned(), Value::from(value))]);
+        values.into_iter().map(move |(media_type, value)| (media_type, not_always, set(value)))
     });
     for (media_type, not_always, fields) in of_rules.chain(of_types) {
         let mut table = json!({ "match": paths.pattern(), "set": fields });
@@ -476,10 +486,20 @@ fn header_rules(
     names
 }
 
+fn is_cache_control(field: &Directive) -> bool {
+    field.arg(0).eq_ignore_ascii_case("Cache-Control")
+}
+
+/// Whether there is a Cache-Control for some files.
+fn sets_cache_control(scope: &Scope<'_>) -> bool {
+    let is_time = |time: &Directive| time.arg(0).starts_with('$') || max_age(time.arg(0)).is_some();
+    scope.get("expires").is_some_and(is_time) || scope.all("add_header").any(is_cache_control)
+}
+
 /// The value of Cache-Control that `expires` sets for all media types.
 fn expires(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>) -> Option<String> {
     let directive = scope.get("expires")?;
-    let times = match media_types::values(scope, directive.arg(0), &NO_TIME) {
+    let times = match media_types::values_for_files(scope, directive.arg(0), &NO_TIME) {
         Some(values) => values.into_iter().map(|(_, time)| time).collect(),
         None => vec![directive.arg(0).to_owned()],
     };

@@ -10,11 +10,20 @@ use super::tree::Directive;
 /// Patterns of media types and the values for them; `None`: all. Of several that match, the last one applies.
 pub(super) type Values = Vec<(Option<String>, String)>;
 
+/// The values of a variable for files, which all have a type.
+pub(super) fn values_for_files(scope: &Scope<'_>, variable: &str, off: &[&str]) -> Option<Values> {
+    values_if(scope, variable, off, |media_type| media_type != Some(""))
+}
+
 /// The values of a variable, if the media type decides it, without those that are `off`: nothing is sent with them.
 pub(super) fn values(scope: &Scope<'_>, variable: &str, off: &[&str]) -> Option<Values> {
+    values_if(scope, variable, off, |_| true)
+}
+
+fn values_if(scope: &Scope<'_>, variable: &str, off: &[&str], occurs: impl Fn(Option<&str>) -> bool) -> Option<Values> {
     let map = scope.directives().find(|map| map.name == "map" && map.arg(1) == variable)?;
     let is_off = |(_, value): &(Option<String>, String)| off.contains(&value.as_str());
-    let values = values_of(map)?;
+    let values: Values = values_of(map)?.into_iter().filter(|(media_type, _)| occurs(media_type.as_deref())).collect();
     let first = values.iter().position(|value| !is_off(value)).unwrap_or(values.len());
     // A rule cannot take back what another one sets.
     let can_be_rules = !values[first..].iter().any(is_off);
@@ -31,7 +40,7 @@ pub(super) fn values_of(map: &Directive) -> Option<Values> {
         let (source, value) = (entry.name.as_str(), entry.arg(0).to_owned());
         let is_regex = source.starts_with('~');
         let is_plain =
-            !source.contains(['*', '?', '{', '[', '\\', ';']) && !["hostnames", "volatile", ""].contains(&source);
+            !source.contains(['*', '?', '{', '[', '\\', ';']) && !["hostnames", "volatile"].contains(&source);
         match source {
             _ if value.contains('$') => return None,
             "default" => default = value,

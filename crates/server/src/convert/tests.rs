@@ -483,6 +483,19 @@ fn variables_by_media_type_become_header_rules() {
         r#"{"match":"/**","media_type":"~*text/html","set":{"X-Frame-Options":"DENY"}}"#,
     ];
     assert_eq!((found.as_str(), left), (expected.join("\n").as_str(), 0));
+    // A file has a type, and an application's response may have none.
+    let (found, left) = rules("default 1d; \"\" off; text/css max;", "expires $v;");
+    assert_eq!((found.contains("\"media_type\":\"\""), found.lines().count(), left), (false, 2, 0), "{found}");
+    let (found, left) = rules("\"\" none; text/css some;", "add_header X-A $v;");
+    assert_eq!((found.contains("\"media_type\":\"\""), found.lines().count(), left), (true, 2, 0), "{found}");
+    let (found, left) =
+        rules("default public; \"\" no-store; text/html private;", "expires 1d; add_header Cache-Control $v;");
+    let expected = [
+        r#"{"cache_control":"max-age=86400","match":"/**"}"#,
+        r#"{"cache_control":"public, max-age=86400","match":"/**"}"#,
+        r#"{"cache_control":"private, max-age=86400","match":"/**","media_type":"text/html"}"#,
+    ];
+    assert_eq!((found.as_str(), left), (expected.join("\n").as_str(), 0));
     // A rule cannot take back a field, has no parameters of a type, and no variables.
     for entries in ["default a; text/html \"\";", "text/html $host;", "\"text/html; charset=utf-8\" a;", "~(?=x) a;"] {
         let (found, left) = rules(entries, "add_header X-A $v;");
@@ -490,6 +503,26 @@ fn variables_by_media_type_become_header_rules() {
     }
     assert!(rules("default 1M; text/html off;", "expires $v;").1 > 0);
     assert!(rules("text/html soon;", "expires $v;").1 > 0);
+}
+
+#[test]
+fn cache_control_that_a_location_takes_back_is_reported() {
+    let left =
+        |server: &str, location: &str| page(&format!("server {{ {server} location /a/ {{ {location} }} }}")).left.len();
+    for (server, location, expected) in [
+        ("expires 1d;", "expires off;", 1),
+        ("add_header Cache-Control public;", "add_header X-A b;", 1),
+        ("expires 1d;", "add_header X-A b;", 0),
+        ("expires 1d;", "expires 2d;", 0),
+        ("", "expires off;", 0),
+        ("expires off;", "add_header X-A b;", 0),
+        ("add_header Cache-Control public;", "expires 1d;", 0),
+    ] {
+        assert_eq!(left(server, location), expected, "{server} {location}");
+    }
+    let page = page("server { add_header Cache-Control public; location /a/ { expires 1d; } }");
+    let values: Vec<_> = page.sites[0].tables("headers").map(|table| table["cache_control"].as_str()).collect();
+    assert_eq!(values, [Some("public"), Some("max-age=86400, public")]);
 }
 
 #[test]
