@@ -138,17 +138,28 @@ impl Connection {
     /// # Errors
     /// If the host cannot be reached, or has no such program and cannot run a copy; with the remedy.
     pub(super) fn greet(&mut self, own: &Program, stop: &Stop) -> Result<(), Failure> {
+        self.greet_within(SOON, own, stop)
+    }
+
+    fn greet_within(&mut self, patience: Duration, own: &Program, stop: &Stop) -> Result<(), Failure> {
         let begin = Instant::now();
         while let Some(master) = self.master.as_mut().filter(|master| !master.control.exists()) {
             if master.running.ended().is_some() {
                 return Err(self.unreachable());
             }
-            waited(&self.name, begin, SOON, stop)?;
+            waited(&self.name, begin, patience, stop)?;
         }
+        let plain = self.plain.clone();
+        let late = |failure: Failure| match stop.is_stopped() {
+            true => failure,
+            false => Failure::failed(format!(
+                "{failure}; this must end sooner, which the startup files of the shell there may prevent: {plain} true"
+            )),
+        };
         let words = self.channel.command(["sh", "-c", SHELL]);
         let session = self.session.insert(Command::start(&self.name, &words)?);
         let greeting = loop {
-            match session.next(SOON, stop)? {
+            match session.next(patience, stop).map_err(&late)? {
                 Some((line, _)) if line.starts_with(GREETING) => break line,
                 // Some machines print a greeting first.
                 Some(_) => {}
@@ -477,6 +488,21 @@ mod tests {
         }
         let why = Connection::open("far", "no-such-folder/ssh {host}", Path::new("x")).err().unwrap();
         assert!(why.exit_status() == 2 && why.to_string().contains("openssh-client"), "{why}");
+    }
+
+    #[test]
+    fn slow_shell_of_a_host_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("slow");
+        // It ends with its input.
+        fs::write(&script, "while read -r line; do :; done\n").unwrap();
+        let via = format!("sh {} {{host}}", script.display());
+        let mut connection = Connection::open("far", &via, Path::new("/nowhere/ssh")).unwrap();
+        let patience = Duration::from_millis(50);
+        let why = connection.greet_within(patience, &Program::default(), &Stop::default()).unwrap_err().to_string();
+        for part in ["far did not respond within 50ms", "startup files", "slow far true"] {
+            assert!(why.contains(part), "{why}");
+        }
     }
 
     #[test]
