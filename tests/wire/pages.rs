@@ -335,19 +335,31 @@ fn header_rules_remove_fields_of_applications() {
 #[test]
 fn header_rules_apply_by_media_type_of_applications() {
     let site = Site::new();
-    for (name, kind) in [("html", "Text/HTML;charset=utf-8"), ("json", "application/json")] {
+    site.file("a.bin", "file");
+    script(&site, "file", "printf 'X-Accel-Redirect: /a.bin\\nContent-Type: text/html\\n\\n'");
+    for (name, kind) in [("html", "Text/HTML;charset=utf-8\\nETag: \"a\""), ("json", "application/json\\nETag: \"b\"")]
+    {
         script(&site, name, &format!("printf 'Cache-Control: max-age=60\\nContent-Type: {kind}\\nX-Own: 1\\n\\nbody'"));
     }
-    let headers = "[[site.headers]]\nmatch = \"**\"\nmedia_type = \"text/html\"\nset = { X-Frame-Options = \"DENY\" }\n\
+    let headers = "[[site.headers]]\nmatch = \"**\"\nset = { X-Frame-Options = \"SAMEORIGIN\" }\n\
+                   [[site.headers]]\nmatch = \"**\"\nmedia_type = \"text/html\"\nset = { X-Frame-Options = \"DENY\" }\n\
                    [[site.headers]]\nmatch = \"**\"\nmedia_type = \"*/json\"\nremove = [\"X-Own\"]";
     let server = serve_scripts(&site, &format!("cache = \"1h\"\n{headers}"));
     let mut client = server.connect();
     for _ in 0..2 {
-        for (name, frames, own) in [("html", Some("DENY"), Some("1")), ("json", None, None)] {
+        for (name, frames, own) in [
+            ("html", "DENY", Some("1")),
+            ("json", "SAMEORIGIN", None),
+            // A file that is sent in the place of a response has the type that the application says.
+            ("file", "DENY", None),
+        ] {
             let response = client.get(&format!("/cgi-bin/{name}"));
             let fields = ["X-Frame-Options", "X-Own"].map(|name| response.field(name));
-            assert_eq!((response.status, fields), (200, [frames, own]), "{name}");
+            assert_eq!((response.status, fields), (200, [Some(frames), own]), "{name}");
         }
+        // The client keeps that of the page.
+        let known = client.request("GET", "/cgi-bin/html", &[("If-None-Match", "\"a\"")]);
+        assert_eq!((known.status, known.field("X-Frame-Options")), (304, None));
     }
 }
 

@@ -50,9 +50,9 @@ pub struct AuthorizeRule {
     /// Fields of a denial that the client gets
     #[serde(default = "denial_fields", deserialize_with = "DeniedFieldName::list")]
     pub copy_to_client: Vec<Box<str>>,
-    /// Fields of an admission that are added to the response for the client
+    /// Fields of its response that are added to the response of a request it admits
     ///
-    /// An application renews its session by Set-Cookie. A response that gets it is private, whatever other rules say.
+    /// An application renews its session by Set-Cookie. A response with a copied Set-Cookie is private, whatever other rules say.
     #[serde(default, deserialize_with = "AppendedFieldName::list")]
     #[schemars(extend("examples" = [["Set-Cookie"]]))]
     pub copy_to_response: Vec<Box<str>>,

@@ -102,7 +102,7 @@ fn type_of(head: &Head, rules: &[HeaderRule], known: Option<&str>) -> Vec<u8> {
     if rules.iter().all(|rule| rule.media_type.is_none()) {
         return Vec::new();
     }
-    let value = known.map(str::as_bytes).or_else(|| head.value("Content-Type")).unwrap_or_default();
+    let value = known.map(str::as_bytes).or_else(|| head.values("Content-Type").next()).unwrap_or_default();
     let end = value.iter().position(|&byte| byte == b';').unwrap_or(value.len());
     value[..end].trim_ascii().to_ascii_lowercase()
 }
@@ -135,17 +135,8 @@ pub(crate) fn add(
     media_type: Option<&str>,
     is_set: impl Fn(&str) -> bool,
 ) {
-    let (status, media_type) = (head.status(), type_of(head, rules, media_type));
-    let (mut fields, mut removed): (Fields<'_>, Vec<&str>) = (Vec::new(), Vec::new());
-    for rule in rules.iter().filter(|rule| rule.applies(path, request, status, &media_type)) {
-        fields.retain(|(name, _)| !rule.removes(name));
-        removed.extend(rule.remove.iter().map(|name| &**name));
-        let is_removed = |name: &str| removed.iter().any(|removed| removed.eq_ignore_ascii_case(name));
-        for (name, value) in rule.set.iter().filter(|(name, _)| !is_set(name) || is_removed(name)) {
-            replace(&mut fields, name, value);
-        }
-        fields.extend(rule.append.iter().map(|(name, value)| (&**name, &**value)));
-    }
+    let media_type = type_of(head, rules, media_type);
+    let (fields, removed) = fields_of(head.status(), rules, path, request, &media_type, is_set);
     for name in removed {
         head.remove(name);
     }
@@ -155,6 +146,62 @@ pub(crate) fn add(
             head.server(value);
         } else {
             head.field(name, value);
+        }
+    }
+}
+
+/// The fields that the rules set and append, and the names that they remove.
+fn fields_of<'a>(
+    status: Status,
+    rules: &'a [HeaderRule],
+    path: &[u8],
+    request: &Request<'_>,
+    media_type: &[u8],
+    is_set: impl Fn(&str) -> bool,
+) -> (Fields<'a>, Vec<&'a str>) {
+    let (mut fields, mut removed): (Fields<'_>, Vec<&str>) = (Vec::new(), Vec::new());
+    for rule in rules.iter().filter(|rule| rule.applies(path, request, status, media_type)) {
+        fields.retain(|(name, _)| !rule.removes(name));
+        removed.extend(rule.remove.iter().map(|name| &**name));
+        let is_removed = |name: &str| removed.iter().any(|removed| removed.eq_ignore_ascii_case(name));
+        for (name, value) in rule.set.iter().filter(|(name, _)| !is_set(name) || is_removed(name)) {
+            replace(&mut fields, name, value);
+        }
+        fields.extend(rule.append.iter().map(|(name, value)| (&**name, &**value)));
+    }
+    // The type of an application's 304 is unknown: the client keeps what it has (RFC 9111, 4.3.4).
+    if status == Status::NOT_MODIFIED && media_type.is_empty() {
+        let names = names_by_type(rules, path);
+        fields.retain(|(name, _)| !names.iter().any(|known| known.eq_ignore_ascii_case(name)));
+    }
+    (fields, removed)
+}
+
+/// The names of the fields that rules set or append by media type.
+fn names_by_type<'a>(rules: &'a [HeaderRule], path: &[u8]) -> Vec<&'a str> {
+    let by_type = rules.iter().filter(|rule| rule.media_type.is_some() && rule.pattern.matches(path));
+    by_type.flat_map(|rule| rule.set.keys().chain(rule.append.keys())).map(|name| &**name).collect()
+}
+
+/// Applies the rules by media type to the head of a file that an application sends with a type of its own.
+pub(crate) fn change_type(head: &mut Head, rules: &[HeaderRule], path: &[u8], request: &Request<'_>, media_type: &str) {
+    let names = names_by_type(rules, path);
+    let is_by_type = |name: &str| names.iter().any(|known| known.eq_ignore_ascii_case(name));
+    let of_type = type_of(head, rules, Some(media_type));
+    let (fields, _) = fields_of(head.status(), rules, path, request, &of_type, |_| false);
+    for name in &names {
+        head.remove(name);
+    }
+    for (name, value) in fields.into_iter().filter(|(name, _)| is_by_type(name)) {
+        head.field(name, value);
+    }
+    if rules.iter().any(|rule| rule.media_type.is_some() && rule.cache_control.is_some()) {
+        let cache_control = head.values("Cache-Control").next().map(<[u8]>::to_vec);
+        head.remove("Cache-Control");
+        if !add_to_file(head, rules, path, request, Some(media_type))
+            && let Some(value) = cache_control
+        {
+            head.field("Cache-Control", value);
         }
     }
 }

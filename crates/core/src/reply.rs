@@ -18,6 +18,7 @@ use amped_http::method::Method;
 use amped_http::negotiate::{Accepted, Coding};
 use amped_http::range::{self, Ranges};
 use amped_http::status::Status;
+use amped_http::text::list;
 use amped_http::uri;
 use amped_units::Time;
 
@@ -861,16 +862,18 @@ pub(crate) fn restricted(head: ReplyHead) -> ReplyHead {
     }
 }
 
-/// Adds fields of an application's response that has admitted the request. One with a cookie is for this client alone.
+/// Adds fields of an application's response that has admitted the request. A response with a copied cookie is for this client alone,
+/// whatever else its Cache-Control says.
 pub(crate) fn with_admission(head: &ReplyHead, fields: &[(Box<str>, Box<[u8]>)]) -> ReplyHead {
     let mut head = head.get().clone();
     for (name, value) in fields {
         head.field(name, value);
     }
-    let is_private =
-        ["private", "no-store"].iter().any(|start| head.field_starts_with(CACHE_CONTROL, start.as_bytes()));
-    if !is_private && fields.iter().any(|(name, _)| name.eq_ignore_ascii_case("Set-Cookie")) {
-        head.remove(CACHE_CONTROL).field(CACHE_CONTROL, b"private");
+    if fields.iter().any(|(name, _)| name.eq_ignore_ascii_case("Set-Cookie")) {
+        let is_stored =
+            !head.values(CACHE_CONTROL).flat_map(list).any(|directive| directive.eq_ignore_ascii_case(b"no-store"));
+        let value: &[u8] = if is_stored { b"private, no-cache" } else { b"no-store" };
+        head.remove(CACHE_CONTROL).field(CACHE_CONTROL, value);
     }
     ReplyHead::Owned(Box::new(head))
 }
@@ -885,8 +888,8 @@ pub(crate) fn beside_file(
     head: &ReplyHead,
     fields: &[(Box<str>, Box<[u8]>)],
 ) -> ReplyHead {
-    let of_file = head.get();
-    let (mut head, status) = (of_file.clone(), of_file.status());
+    let file_head = head.get();
+    let (mut head, status) = (file_head.clone(), file_head.status());
     let is_of_body =
         |name: &str| name.eq_ignore_ascii_case("Content-Type") || name.eq_ignore_ascii_case("Content-Disposition");
     // A 304 has no fields about the body, and several ranges have another media type (RFC 9110, 14.6).
@@ -895,8 +898,14 @@ pub(crate) fn beside_file(
         Status::NOT_MODIFIED => !is_of_body(name),
         _ => !(is_several && name.eq_ignore_ascii_case("Content-Type")),
     };
-    let is_removed = |name: &str| headers::is_removed(&site.rules, path, request, of_file, name);
+    let is_removed = |name: &str| headers::is_removed(&site.rules, path, request, file_head, name);
     let fields: Vec<_> = fields.iter().filter(|(name, _)| goes_along(name) && !is_removed(name)).collect();
+    let media_type = fields.iter().find(|(name, _)| name.eq_ignore_ascii_case("Content-Type"));
+    if let Some(media_type) = media_type.and_then(|(_, value)| core::str::from_utf8(value).ok())
+        && matches!(status, Status::OK | Status::PARTIAL_CONTENT)
+    {
+        headers::change_type(&mut head, &site.rules, path, request, media_type);
+    }
     for (name, _) in &fields {
         head.remove(name);
     }

@@ -100,9 +100,9 @@ impl Head {
         self
     }
 
-    /// The value of the first field with this name; its name is case-insensitive.
-    pub fn value(&self, name: &str) -> Option<&[u8]> {
-        self.bytes[self.date_at..].split(|&byte| byte == b'\n').find_map(|line| {
+    /// The values of the fields with this name, which is case-insensitive.
+    pub fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+        self.bytes[self.date_at..].split(|&byte| byte == b'\n').filter_map(move |line| {
             let (found, rest) = line.split_at_checked(name.len())?;
             let value = rest.strip_prefix(b": ").filter(|_| found.eq_ignore_ascii_case(name.as_bytes()))?;
             Some(value.strip_suffix(b"\r").unwrap_or(value))
@@ -111,7 +111,7 @@ impl Head {
 
     /// Whether the field `name` is present with a value that starts with `start`.
     pub fn field_starts_with(&self, name: &str, start: &[u8]) -> bool {
-        self.value(name).is_some_and(|value| value.starts_with(start))
+        self.values(name).any(|value| value.starts_with(start))
     }
 
     /// Removes a field if present; its name is case-insensitive. Server and Date stay.
