@@ -379,7 +379,7 @@ fn converted_redirect_to_https_leaves_challenges_out() {
     }
 }
 
-/// What `proxy_redirect` makes of references. `BACKEND` stands for the address of the backend.
+/// Directives of one location each. `BACKEND` stands for the address of the backend.
 const REDIRECTS: &[&str] = &[
     "proxy_redirect off;",
     "proxy_redirect http:// $scheme://;",
@@ -387,7 +387,7 @@ const REDIRECTS: &[&str] = &[
     "proxy_redirect http://BACKEND/ /;",
     "proxy_redirect http://BACKEND/ http://$http_host/in/;",
     "proxy_redirect http://BACKEND/a/ /b/; proxy_redirect http://BACKEND/ /;",
-    // Of the second nothing is left.
+    // The second is never reached.
     "proxy_redirect http://BACKEND/ /; proxy_redirect http://BACKEND/a/ /b/;",
     "proxy_redirect / /app/; proxy_redirect http://other.example/ $scheme://${host}:81/other/;",
 ];

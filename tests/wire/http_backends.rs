@@ -261,7 +261,7 @@ fn backend_gets_fields_of_the_operator_and_its_own_path() {
     assert_eq!(server.get("/wikis").status, 404);
 }
 
-/// Redirects to what X-To says.
+/// Redirects to the URL in X-To.
 fn redirecting_backend() -> Backend {
     Backend::start(|_, peer| {
         while let Some(arrived) = peer.request() {
@@ -291,7 +291,7 @@ fn location_of_backend_is_that_of_clients() {
 }
 
 #[test]
-fn beginning_of_location_is_replaced_in_cached_pages_too() {
+fn prefix_of_location_is_replaced_in_cached_pages_too() {
     let (site, backend) = (Site::new(), redirecting_backend());
     let keys = "cache = '1h'\nmap_location = { 'http://' = 'https://', 'http://app/' = '$scheme://$http_host/at/' }";
     let server = serve(&site, &[&backend], keys);
@@ -306,7 +306,7 @@ fn beginning_of_location_is_replaced_in_cached_pages_too() {
     .enumerate()
     {
         // The second page of each host is that of the cache.
-        for host in ["a.example", "b.example:81", "a.example", "b.example:81"] {
+        for host in ["a.example", "b.example:81", "a.example:81", "a.example", "b.example:81", "a.example:81"] {
             let response = client.request("GET", &format!("/{number}"), &[("Host", host), ("X-To", to)]);
             let scheme = if is_secure() { "https" } else { "http" };
             let expected = expected.replace("SCHEME", scheme).replace("HOST", host);

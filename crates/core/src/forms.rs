@@ -197,11 +197,11 @@ impl Form for ForwardedFieldValue {
     }
 }
 
-/// What clients get in place of the beginning of a Location, with variables.
+/// Replacement of a prefix of Location, with variables.
 #[derive(Clone, Copy, Debug)]
-pub struct LocationBeginning;
+pub struct LocationReplacement;
 
-impl Form for LocationBeginning {
+impl Form for LocationReplacement {
     fn parse(text: &str) -> Result<Box<str>, String> {
         LocationPrefix::new("", text).map(|_| text.into())
     }
@@ -272,10 +272,10 @@ forms! {
         "is not a path",
         "write a path such as `/`, percent-encoded, without a query";
 
-    /// Beginning of a Location of a backend.
-    BackendLocation: |text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) => text,
-        "is not the beginning of a Location",
-        "write what the server sends, such as `http://localhost:3000/`";
+    /// Prefix of a Location of a backend.
+    BackendLocationPrefix: |text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) => text,
+        "is not a prefix of a Location",
+        "write a prefix of the URLs that the server sends, such as `http://localhost:3000/`";
 
     /// Value of a field.
     FieldValue: |text| is_value(trimmed(text)) => trimmed(text), "contains a control character", ONE_LINE;

@@ -514,7 +514,7 @@ pub struct HttpRule {
     pub mount: Option<Mount>,
     /// Fields of forwarded requests, in place of the client's.
     pub request_fields: Vec<RequestField>,
-    /// Beginnings of Location, and what clients get in their place; empty: as `host` and `mount` require.
+    /// Prefixes of Location, and their replacements; empty: as `host` and `mount` require.
     pub map_location: Vec<LocationPrefix>,
     /// Timeout without progress after the head of the response.
     pub idle_timeout: Duration,

@@ -81,7 +81,7 @@ pub struct Additions<'a> {
     pub set: &'a [RequestField],
     /// The path of the target, if it is not the client's.
     pub mount: Option<&'a Mount>,
-    /// Beginnings of Location in the response, and what clients get in their place.
+    /// Prefixes of Location in the response, and their replacements.
     pub location: &'a [LocationPrefix],
     /// Whether Location in the response is that of the backend.
     pub keeps_location: bool,
@@ -701,7 +701,7 @@ mod tests {
     }
 
     #[test]
-    fn beginning_of_location_is_replaced() {
+    fn prefix_of_location_is_replaced() {
         let check = |pairs: &[(&str, &str)], location: &str, expected: &str| {
             let prefixes: Vec<_> =
                 pairs.iter().map(|(from, to)| LocationPrefix::new(from, to).expect("valid")).collect();
@@ -734,7 +734,7 @@ mod tests {
     }
 
     #[test]
-    fn beginning_of_location_for_one_client_is_an_error() {
+    fn prefix_of_location_for_one_client_is_an_error() {
         for to in [
             "",
             "x",

@@ -31,7 +31,7 @@ fn moved(path: &[u8], from: &str, to: &str) -> Option<Vec<u8>> {
     matches!(rest.first(), None | Some(b'/' | b'?' | b'#')).then(|| [to.as_bytes(), rest].concat())
 }
 
-/// The beginning of a Location, and what clients get in its place.
+/// A prefix of Location, and its replacement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocationPrefix {
     from: Box<str>,
@@ -39,14 +39,14 @@ pub struct LocationPrefix {
 }
 
 impl LocationPrefix {
-    /// Parses what clients get, a path or the beginning of a URL. Its variables are those by which cached pages are told apart.
+    /// Parses the replacement, a path or the beginning of a URL. Its variables are those in the keys of cached pages.
     ///
     /// # Errors
     /// The message and, in a second line, the remedy.
     pub fn new(from: &str, to: &str) -> Result<LocationPrefix, String> {
         const REMEDY: &str = "write a path such as `/`, or the beginning of a URL such as `$scheme://$http_host/`";
         let template = Template::new(to)?;
-        if !template.is_of_origin() {
+        if !template.has_only_key_variables() {
             return Err(format!(
                 "clients that share a cached page may have other values in `{to}`\nuse only $scheme, $host and $http_host"
             ));
@@ -56,7 +56,7 @@ impl LocationPrefix {
         let is_url = ["http://", "https://", "$scheme://", "${scheme}://"].iter().any(|scheme| to.starts_with(scheme));
         match is_reference && (is_path || is_url) {
             true => Ok(LocationPrefix { from: from.into(), to: template }),
-            false => Err(format!("`{}` is not the beginning of a Location\n{REMEDY}", to.escape_debug())),
+            false => Err(format!("`{}` cannot replace a prefix of Location\n{REMEDY}", to.escape_debug())),
         }
     }
 
@@ -75,7 +75,7 @@ impl LocationPrefix {
 /// How references of a backend to itself become those of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct References {
-    /// Beginnings of Location, of which the longest counts, and what clients get in their place; if there are any, the rest does not apply.
+    /// Prefixes of Location and their replacements, instead of the fields below. The longest prefix applies.
     prefixes: Vec<(Box<str>, Vec<u8>)>,
     pub(super) mount: Mount,
     /// The Host that the backend gets.
@@ -110,7 +110,7 @@ impl References {
         }
     }
 
-    /// The Location with another beginning.
+    /// The Location with another prefix.
     fn with_prefix(&self, value: &[u8]) -> Option<Vec<u8>> {
         let found = self.prefixes.iter().filter(|(from, _)| value.starts_with(from.as_bytes()));
         let (from, to) = found.max_by_key(|(from, _)| from.len())?;

@@ -152,8 +152,8 @@ impl Template {
         Ok(Template(parts))
     }
 
-    /// Whether it has only variables by which cached pages are told apart, so that the text is right for all who get one.
-    pub(super) fn is_of_origin(&self) -> bool {
+    /// Whether its variables are all in the keys of cached pages, so that all clients of one page get the same text.
+    pub(super) fn has_only_key_variables(&self) -> bool {
         use Variable::{Host, HostField, Scheme};
         self.0.iter().all(|part| matches!(part, Part::Text(_) | Part::Variable(Scheme | Host | HostField)))
     }

@@ -1085,13 +1085,13 @@ impl Checker<'_> {
                 health,
             };
         }
-        let (fields, beginnings) = (app.request_fields.iter(), app.map_location.iter());
+        let (fields, prefixes) = (app.request_fields.iter(), app.map_location.iter());
         Some(HttpRule {
             host: app.host.clone(),
             mount: self.mounted(app, node),
             // Their form was checked.
             request_fields: fields.filter_map(|(name, value)| RequestField::new(name, value).ok()).collect(),
-            map_location: beginnings.filter_map(|(from, to)| LocationPrefix::new(from, to).ok()).collect(),
+            map_location: prefixes.filter_map(|(from, to)| LocationPrefix::new(from, to).ok()).collect(),
             idle_timeout: *app.idle_timeout.get_or_insert(app.timeout),
             tunnel_timeout: *app.tunnel_timeout.get_or_insert(Duration::from_secs(3600)),
         })

@@ -14,8 +14,8 @@ use amped_core::condition::Condition;
 use amped_core::cors::CorsRule;
 use amped_core::early_hints::EarlyHints;
 use amped_core::forms::{
-    BackendLocation, BackendPath, FieldValue, FolderPath, ForwardedFieldName, ForwardedFieldValue, LocationBeginning,
-    ResponseFieldName,
+    BackendLocationPrefix, BackendPath, FieldValue, FolderPath, ForwardedFieldName, ForwardedFieldValue,
+    LocationReplacement, ResponseFieldName,
 };
 use amped_core::glob::Glob;
 use amped_core::headers::HeaderRule;
@@ -381,11 +381,12 @@ pub struct AppTable {
     #[serde(default, deserialize_with = "ForwardedFieldName::map::<ForwardedFieldValue, _>")]
     #[schemars(extend("examples" = [{ "X-Real-IP": "$remote_addr" }]))]
     pub request_fields: BTreeMap<Box<str>, Box<str>>,
-    /// Beginnings of Location in responses, and what clients get in their place; the longest applies (`proxy_redirect` of nginx)
+    /// Prefixes of Location in responses, and their replacements; the longest prefix applies (`proxy_redirect` of nginx)
     ///
-    /// Default: what refers to the server itself becomes what clients have requested, as `host` and `backend_path` require; with this
-    /// key only its own beginnings are replaced. The variables are `$scheme`, `$host` and `$http_host`.
-    #[serde(default, deserialize_with = "BackendLocation::map::<LocationBeginning, _>")]
+    /// Default: URLs of the server itself are rewritten to the client's host and path, as `host` and `backend_path` require; this key
+    /// replaces that. The variables are `$scheme`, `$host` and `$http_host`. A result that begins with `//` is not used: it would name
+    /// another host.
+    #[serde(default, deserialize_with = "BackendLocationPrefix::map::<LocationReplacement, _>")]
     #[schemars(extend("examples" = [{ "http://": "$scheme://" }]))]
     pub map_location: BTreeMap<Box<str>, Box<str>>,
     /// Which of several `http` servers gets a request; default round-robin

@@ -72,9 +72,10 @@ fn login(page: &Directive, locations: &[Location<'_>], named: &[Location<'_>]) -
             uri(location)?;
             // oauth2-proxy takes the page to which the browser returns from this field of nginx's own request, or from the query.
             let mut fields = location.scope.all("proxy_set_header");
-            let back = fields.find(|field| field.arg(0).eq_ignore_ascii_case("X-Auth-Request-Redirect"));
-            let with_back = back.map(|field| format!("{target}?rd={}", field.arg(1).replace("$http_host", "$host")));
-            with_back.filter(|url| !target.contains('?') && LoginUrl::parse(url).is_ok()).unwrap_or(target.clone())
+            let return_field = fields.find(|field| field.arg(0).eq_ignore_ascii_case("X-Auth-Request-Redirect"));
+            let with_return =
+                return_field.map(|field| format!("{target}?rd={}", field.arg(1).replace("$http_host", "$host")));
+            with_return.filter(|url| !target.contains('?') && LoginUrl::parse(url).is_ok()).unwrap_or(target.clone())
         }
     };
     let is_open = |path: &str| first(path, locations).is_none_or(|at| locations[at].guards.authorization.is_none());

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use amped_core::forms::{BackendLocation, ForwardedFieldName, ForwardedFieldValue, LocationBeginning};
+use amped_core::forms::{BackendLocationPrefix, ForwardedFieldName, ForwardedFieldValue, LocationReplacement};
 use amped_units::Form as _;
 use serde_json::{Value, json};
 
@@ -146,7 +146,8 @@ fn request_fields(
             // `guards` translates it, if an authorization is required here; otherwise it is empty.
             _ if scope.all("auth_request_set").any(|set| set.arg(0) == value) => {
                 let name = guards::field_of_variable(scope, value).unwrap_or_default();
-                let is_off = scope.get("auth_request").is_none_or(|request| request.arg(0) == "off");
+                // The application that authorises is asked before the variable has a value.
+                let is_off = is_asked || scope.get("auth_request").is_none_or(|request| request.arg(0) == "off");
                 let own = match is_off {
                     true => Some(String::new()),
                     false if name.eq_ignore_ascii_case(&field.arg(0).replace('_', "-")) => None,
@@ -175,7 +176,7 @@ fn request_fields(
     }
 }
 
-/// Beginnings of Location. With nginx the first that matches applies, here the longest.
+/// Prefixes of Location. With nginx the first that matches applies, here the longest.
 fn location(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, table: &mut Value) {
     let all: Vec<&Directive> = scope.all("proxy_redirect").collect();
     let is_default = |own: &&Directive| own.args == ["default"];
@@ -187,25 +188,26 @@ fn location(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, table: &mut
         return;
     }
     let (defaults, others): (Vec<&Directive>, Vec<&Directive>) = all.into_iter().partition(is_default);
-    let mut beginnings = serde_json::Map::new();
+    let mut prefixes = serde_json::Map::new();
     for own in others {
         let (from, to) = (own.arg(0), own.arg(1));
         let is_text = !from.starts_with('~') && !from.contains('$');
-        let why = match (BackendLocation::parse(from).and_then(|_| LocationBeginning::parse(to)), defaults.first()) {
-            _ if !is_text => "`map_location` has beginnings without variables".to_owned(),
-            (Err(why), _) => why.split('\n').next().unwrap_or_default().to_owned(),
-            (Ok(_), Some(_)) => "`map_location` applies in place of the default".to_owned(),
-            (Ok(to), None) => {
-                if !beginnings.keys().any(|earlier| from.starts_with(earlier.as_str())) {
-                    beginnings.insert(from.to_owned(), String::from(to).into());
+        let why =
+            match (BackendLocationPrefix::parse(from).and_then(|_| LocationReplacement::parse(to)), defaults.first()) {
+                _ if !is_text => "`map_location` has no variables or regular expressions in a prefix".to_owned(),
+                (Err(why), _) => why.split('\n').next().unwrap_or_default().to_owned(),
+                (Ok(_), Some(_)) => "`map_location` applies in place of the default".to_owned(),
+                (Ok(to), None) => {
+                    if !prefixes.keys().any(|earlier| from.starts_with(earlier.as_str())) {
+                        prefixes.insert(from.to_owned(), String::from(to).into());
+                    }
+                    continue;
                 }
-                continue;
-            }
-        };
+            };
         page.note_here(site, own, &why);
     }
-    if !beginnings.is_empty() {
-        table["map_location"] = Value::Object(beginnings);
+    if !prefixes.is_empty() {
+        table["map_location"] = Value::Object(prefixes);
     }
 }
 

@@ -375,7 +375,7 @@ const HIDING: [&str; 2] = ["fastcgi_hide_header", "proxy_hide_header"];
 /// Whether a location has header rules: fields, or none of those that are `inherited`.
 fn has_own_headers(scope: &Scope<'_>, inherited: &[String]) -> bool {
     let mut fields = scope.own("add_header");
-    let replaces = fields.any(|field| !inherited.is_empty() || !guards::is_added(scope, field));
+    let replaces = fields.any(|field| !inherited.is_empty() || !guards::is_authorization_field(scope, field));
     replaces || !has_none(scope, &["expires", HIDING[0], HIDING[1]])
 }
 
@@ -403,26 +403,28 @@ fn header_rules(
     let is_in_force = |field: &&Directive| inherited.is_none() || is_replaced || is_cache_control(field);
     for directive in scope.all("add_header").filter(is_in_force) {
         let (name, value, always) = (directive.arg(0), directive.arg(1), directive.arg(2) == "always");
-        if guards::is_added(scope, directive) {
+        first.get_or_insert(directive);
+        if guards::is_authorization_field(scope, directive) {
             continue;
         }
-        first.get_or_insert(directive);
-        if value.contains('$') {
+        let is_same = |known: &String| known.eq_ignore_ascii_case(name);
+        if names.iter().any(is_same)
+            || by_type.iter().any(|(known, ..): &(&str, _, _)| known.eq_ignore_ascii_case(name))
+        {
+            page.note_here(site, directive, "`set` has one value; add the other one by `append` in `[[site.headers]]`");
+        } else if value.contains('$') {
             let is_cache = is_cache_control(directive);
             let values = match is_cache {
                 true => media_types::values_for_files(scope, value, &[""]),
                 false => media_types::values(scope, value, &[""]),
             };
             match values {
-                Some(values) if !is_cache => {
-                    names.push(name.to_owned());
-                    by_type.push((name, !always, values));
-                }
+                Some(values) if !is_cache => by_type.push((name, !always, values)),
                 Some(values) if caches.is_empty() => caches = values,
                 Some(_) => page.note_here(
                     site,
                     directive,
-                    "of two variables by media type, only one can be in `cache_control`",
+                    "`expires` has a variable by media type, so `cache_control` cannot have another",
                 ),
                 None => page.note_here(site, directive, "a header rule has no variables"),
             }
@@ -439,6 +441,10 @@ fn header_rules(
     let from = first.or(scope.get("expires")).or(hidden.first().copied());
     let Some(from) = from else { return names };
     let is_for_all = cache.is_some() || caches.iter().any(|(media_type, _)| media_type.is_none());
+    let has_app = ["proxy_pass", "fastcgi_pass"].iter().any(|name| scope.own(name).next().is_some());
+    if has_app && (is_for_all || !caches.is_empty()) {
+        page.note_here(site, from, "`cache_control` is for files; applications send their own");
+    }
     if inherited.is_some() && !is_for_all && sets_cache_control(&scope.outer()) {
         page.note_here(site, from, "a header rule cannot take back the Cache-Control of another");
     }
@@ -470,6 +476,7 @@ fn header_rules(
         media_type.into_iter().for_each(|media_type| table["media_type"] = media_type.into());
         page.rule(site, "headers", table, from);
     }
+    let of_all_types: Vec<String> = by_type.iter().map(|(name, ..)| (*name).to_owned()).collect();
     let of_rules = rules.into_iter().map(|(not_always, fields)| (None, not_always, fields));
     let of_types = by_type.into_iter().flat_map(|(name, not_always, values)| {
         let set = move |value: String| Map::from_iter([(name.to_owned(), Value::from(value))]);
@@ -483,6 +490,8 @@ fn header_rules(
         }
         page.rule(site, "headers", table, from);
     }
+    // Those by media type, which some responses lack, are removed where others replace them.
+    names.extend(of_all_types);
     names
 }
 

@@ -251,7 +251,7 @@ impl<'a> Guards<'a> {
                 copied.push(copy);
             }
         }
-        let added = scope.all("add_header").filter(|field| is_added(scope, field));
+        let added = scope.all("add_header").filter(|field| is_authorization_field(scope, field));
         let added = added.map(|field| field.arg(0).to_owned()).collect();
         self.authorization = Some(Authorization { path: request.arg(0).to_owned(), copied, added });
         let is_for_denied = |page: &&Directive| page.args.iter().rev().skip(1).any(|status| status == "401");
@@ -331,7 +331,7 @@ pub(super) fn field_of_variable(scope: &Scope<'_>, variable: &str) -> Option<Str
 }
 
 /// Whether `add_header` adds a field of the authorization's response.
-pub(super) fn is_added(scope: &Scope<'_>, field: &Directive) -> bool {
+pub(super) fn is_authorization_field(scope: &Scope<'_>, field: &Directive) -> bool {
     let is_asked = scope.get("auth_request").is_some_and(|request| request.arg(0) != "off");
     is_asked
         && field_of_variable(scope, field.arg(1)).is_some_and(|name| name.eq_ignore_ascii_case(field.arg(0)))

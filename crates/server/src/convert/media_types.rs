@@ -10,7 +10,7 @@ use super::tree::Directive;
 /// Patterns of media types and the values for them; `None`: all. Of several that match, the last one applies.
 pub(super) type Values = Vec<(Option<String>, String)>;
 
-/// The values of a variable for files, which all have a type.
+/// The values of a variable for files, each of which has a type here.
 pub(super) fn values_for_files(scope: &Scope<'_>, variable: &str, off: &[&str]) -> Option<Values> {
     values_if(scope, variable, off, |media_type| media_type != Some(""))
 }
@@ -52,7 +52,7 @@ pub(super) fn values_of(map: &Directive) -> Option<Values> {
             _ => return None,
         }
     }
-    // nginx prefers texts to regular expressions, and of these the first.
+    // Exact strings take precedence, then the first regular expression that matches.
     let all = [(None, default)].into_iter().chain(regexes.into_iter().rev()).chain(exact);
     Some(all.collect())
 }

@@ -506,6 +506,27 @@ fn variables_by_media_type_become_header_rules() {
 }
 
 #[test]
+fn location_replaces_fields_of_the_site() {
+    let rules = |location: &str| {
+        let page = page(&format!(
+            "map $sent_http_content_type $frames {{ text/html DENY; }}
+             server {{ add_header X-A site; add_header X-B b; location /a/ {{ {location} }} }}"
+        ));
+        let tables = page.sites[0].tables("headers").filter(|table| table["match"] == "/a/**");
+        (tables.map(|table| table.to_string()).collect::<Vec<_>>().join("\n"), page.left.len())
+    };
+    let removed = |names: &str| format!(r#"{{"match":"/a/**","remove":[{names}]}}"#);
+    let cookie = "auth_request /auth; auth_request_set $c $upstream_http_set_cookie; add_header Set-Cookie $c; }
+        location = /auth { internal; proxy_pass http://10.0.0.2; proxy_pass_request_body off;";
+    assert_eq!(rules(cookie).0, removed(r#""X-A","X-B""#));
+    let typed = r#"{"errors":false,"match":"/a/**","media_type":"text/html","set":{"X-A":"DENY"}}"#;
+    let expected = format!("{}\n{typed}", removed(r#""X-A","X-B""#));
+    assert_eq!(rules("add_header X-A $frames;"), (expected, 0));
+    assert_eq!(rules("add_header X-A 1; add_header X-A 2;").1, 1);
+    assert_eq!(rules("proxy_pass http://10.0.0.1; expires 1d;").1, 1);
+}
+
+#[test]
 fn cache_control_that_a_location_takes_back_is_reported() {
     let left =
         |server: &str, location: &str| page(&format!("server {{ {server} location /a/ {{ {location} }} }}")).left.len();
@@ -554,9 +575,21 @@ fn field_of_an_authorization_gets_another_name_and_cookies_reach_the_client() {
     let fields: Vec<_> = page.sites[0].tables("app").filter_map(|app| app.get("request_fields")).collect();
     let renamed = serde_json::json!({ "X-User": "$http_x_auth_request_user" });
     assert_eq!((fields, page.left.len()), (vec![&renamed], 0), "{:?}", page.left);
-    let table = page.sites[0].tables("authorize").find(|own| own["directory"] == "/").unwrap();
+    let table = page.sites[0].tables("authorize").find(|own| own["directory"] == "/").unwrap().clone();
     assert_eq!(table["copy_to_request"], serde_json::json!(["x-auth-request-user"]));
     assert_eq!(table["copy_to_response"], serde_json::json!(["Set-Cookie"]));
+    // The application that is asked gets nothing that a client claims.
+    let page = super::tests::page(
+        "server { auth_request /auth; auth_request_set $user $upstream_http_x_auth_request_user; proxy_set_header X-User $user;
+        auth_request_set $name $upstream_http_x_name; proxy_set_header X-Name $name;
+        location / { proxy_pass http://10.0.0.1; }
+        location = /auth { internal; proxy_pass http://10.0.0.2; proxy_pass_request_body off; } }",
+    );
+    let fields = |pattern: &str| {
+        page.sites[0].tables("app").find(|app| app["match"] == pattern).unwrap()["request_fields"].clone()
+    };
+    assert_eq!(fields("/auth"), serde_json::json!({ "X-User": "", "X-Name": "" }));
+    assert_eq!(fields("/**"), renamed);
     // Where none is required, nginx sends an empty field, which is none.
     let (app, _) = app_of(
         "server { auth_request /auth; auth_request_set $user $upstream_http_user; location / { auth_request off;
