@@ -8,6 +8,7 @@ use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -171,7 +172,7 @@ impl Server {
         }
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
         let (said, is_secured) = (Arc::new(Mutex::new(String::new())), !files.is_empty());
-        let (to, from) = std::sync::mpsc::channel();
+        let (to, from) = mpsc::channel();
         let heard = Arc::clone(&said);
         let stderr = child.stderr.take().unwrap();
         let listener = thread::spawn(move || {
@@ -344,15 +345,25 @@ impl Drop for Server {
 
 /// A service manager, as far as it gets messages.
 pub struct ServiceManager {
-    socket: UnixDatagram,
     folder: TempDir,
+    /// The messages. A thread reads them as they arrive, so that none waits.
+    messages: Receiver<String>,
 }
 
 impl ServiceManager {
     pub fn new() -> ServiceManager {
         let folder = tempfile::tempdir().unwrap();
         let socket = UnixDatagram::bind(folder.path().join("notify")).unwrap();
-        ServiceManager { socket, folder }
+        let (sender, messages) = mpsc::channel();
+        thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(length) = socket.recv(&mut buffer) {
+                if sender.send(String::from_utf8(buffer[..length].to_vec()).unwrap()).is_err() {
+                    break;
+                }
+            }
+        });
+        ServiceManager { folder, messages }
     }
 
     /// Makes a server that this command starts send its messages here.
@@ -383,13 +394,7 @@ impl ServiceManager {
 
     /// Returns the next message, if there is one within this time.
     pub fn next_within(&self, time: Duration) -> Option<String> {
-        self.socket.set_read_timeout(Some(time)).unwrap();
-        let mut buffer = [0; 4096];
-        match self.socket.recv(&mut buffer) {
-            Ok(length) => Some(String::from_utf8(buffer[..length].to_vec()).unwrap()),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
-            Err(error) => panic!("{error}"),
-        }
+        self.messages.recv_timeout(time).ok()
     }
 
     /// Returns the next message.

@@ -396,11 +396,13 @@ fn service_manager_learns_of_new_process_which_pings_its_watchdog() {
     command.env("WATCHDOG_USEC", "400000");
     manager.supervise(&mut command);
     let mut server = Server::spawn(command);
-    let next = || loop {
-        let message = manager.next();
-        if message != "WATCHDOG=1\n" {
-            return message;
-        }
+    let next = || {
+        let mut message = String::new();
+        wait_until("a message other than that of the watchdog", || {
+            message = manager.next();
+            message != "WATCHDOG=1\n"
+        });
+        message
     };
     let ready = format!("READY=1\nSTATUS=serving on {}\n", server.address);
     assert_eq!(next(), ready);

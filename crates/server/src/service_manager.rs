@@ -21,8 +21,11 @@ use crate::say;
 /// Maximum listeners that are taken.
 const LISTENERS_MAX: u16 = 1024;
 
-/// Timeout of a message: the service manager may be busy.
-const SEND_TIMEOUT: Duration = Duration::from_secs(1);
+/// Timeout of a message that is repeated, or without which the service manager learns the same: it may be busy.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Timeout of a message whose loss would end the service. The service manager reads none while it reloads, and its queue may be full.
+const PATIENCE_FOR_STATE: Duration = Duration::from_secs(30);
 
 /// Messages to the watchdog for each of its timeouts. A loop may miss two of three in succession, because a disk or a busy
 /// processor delays it, without being taken for one that hangs.
@@ -108,24 +111,25 @@ impl ServiceManager {
 
     /// Reports that the server serves, after its start or a reload. `status`: one line.
     pub fn is_ready(&self, status: &str) {
-        self.send(&format!("READY=1\nSTATUS={status}\n"));
+        self.send(&format!("READY=1\nSTATUS={status}\n"), PATIENCE_FOR_STATE);
     }
 
     /// Reports that a reload begins; [`is_ready`](ServiceManager::is_ready) ends it.
     pub fn is_reloading(&self) {
         // Of the clock that orders it after the request of `Type=notify-reload`.
         let now_us = clock::monotonic_ns() / 1000;
-        self.send(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}\nSTATUS=reloading the configuration\n"));
+        let message = format!("RELOADING=1\nMONOTONIC_USEC={now_us}\nSTATUS=reloading the configuration\n");
+        self.send(&message, PATIENCE_FOR_STATE);
     }
 
     /// Reports that the server stops, which also ends the watchdog.
     pub fn is_stopping(&self) {
-        self.send("STOPPING=1\nSTATUS=finishing requests in progress\n");
+        self.send("STOPPING=1\nSTATUS=finishing requests in progress\n", PATIENCE);
     }
 
     /// Reports that another process serves from now on, which then sends its own messages.
     pub fn is_replaced_by(&self, pid: u32, status: &str) {
-        self.send(&format!("MAINPID={pid}\nREADY=1\nSTATUS={status}\n"));
+        self.send(&format!("MAINPID={pid}\nREADY=1\nSTATUS={status}\n"), PATIENCE_FOR_STATE);
     }
 
     /// Pings the watchdog, if that is due and the loops turn. Returns the time until it is due again.
@@ -138,23 +142,23 @@ impl ServiceManager {
         watchdog.due = now + watchdog.interval;
         let interval = watchdog.interval;
         if loops_turn() {
-            self.send("WATCHDOG=1\n");
+            self.send("WATCHDOG=1\n", PATIENCE);
         }
         interval
     }
 
-    fn send(&self, message: &str) {
+    fn send(&self, message: &str, patience: Duration) {
         let Some(address) = &self.address else { return };
-        if let Err(error) = send_to(address, message) {
+        if let Err(error) = send_to(address, message, patience) {
             say!("cannot notify the service manager: {error}");
         }
     }
 }
 
-fn send_to(address: &SocketAddr, message: &str) -> io::Result<()> {
+fn send_to(address: &SocketAddr, message: &str, patience: Duration) -> io::Result<()> {
     // A new one each time: processes that this one forks would keep a copy.
     let socket = UnixDatagram::unbound()?;
-    socket.set_write_timeout(Some(SEND_TIMEOUT))?;
+    socket.set_write_timeout(Some(patience))?;
     socket.send_to_addr(message.as_bytes(), address)?;
     Ok(())
 }
@@ -232,6 +236,33 @@ mod tests {
         assert_eq!(received(), None);
         assert!(watch(true, true));
         assert_eq!(received().as_deref(), Some("WATCHDOG=1\n"));
+    }
+
+    #[test]
+    fn state_is_told_to_a_service_manager_that_was_busy() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notify");
+        let manager = UnixDatagram::bind(&path).unwrap();
+        manager.set_nonblocking(true).unwrap();
+        let told = ServiceManager { address: socket_address(path.to_str().unwrap()), watchdog: None };
+        // Its queue is full.
+        let other = UnixDatagram::unbound().unwrap();
+        other.set_nonblocking(true).unwrap();
+        while other.send_to(b"WATCHDOG=1\n", &path).is_ok() {}
+        std::thread::scope(|scope| {
+            let telling = scope.spawn(|| told.is_replaced_by(7, "serving"));
+            // Longer than for a message that is repeated.
+            std::thread::sleep(PATIENCE + Duration::from_millis(500));
+            assert!(!telling.is_finished());
+            let mut last = String::new();
+            while !telling.is_finished() || last.starts_with("WATCHDOG") {
+                let mut buffer = [0; 64];
+                if let Ok(length) = manager.recv(&mut buffer) {
+                    last = String::from_utf8_lossy(&buffer[..length]).into_owned();
+                }
+            }
+            assert_eq!(last, "MAINPID=7\nREADY=1\nSTATUS=serving\n");
+        });
     }
 
     #[test]
