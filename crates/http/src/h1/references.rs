@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 
 use super::request::Request;
 use super::request_fields::{ClientConnection, Template};
+use crate::text::variables;
 
 /// Where a backend has what clients find below another path. Both are encoded, without a slash at the end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,18 +40,23 @@ pub struct LocationPrefix {
 }
 
 impl LocationPrefix {
-    /// Parses the replacement, a path or the beginning of a URL. Its variables are those in the keys of cached pages.
+    /// Parses the replacement, a path or the beginning of a URL.
     ///
     /// # Errors
     /// The message and, in a second line, the remedy.
     pub fn new(from: &str, to: &str) -> Result<LocationPrefix, String> {
         const REMEDY: &str = "write a path such as `/`, or the beginning of a URL such as `$scheme://$http_host/`";
-        let template = Template::new(to)?;
-        if !template.has_only_key_variables() {
+        // Those in the keys of cached pages: clients of one page have the same values.
+        const VARIABLES: [&str; 3] = ["scheme", "host", "http_host"];
+        if let Some(name) =
+            variables(to)?.into_iter().find_map(|(_, name)| name.filter(|name| !VARIABLES.contains(name)))
+        {
             return Err(format!(
-                "clients that share a cached page may have other values in `{to}`\nuse only $scheme, $host and $http_host"
+                "`${}` is not a variable of Location\nuse only $scheme, $host and $http_host, which are the same for all clients of a cached page",
+                name.escape_debug()
             ));
         }
+        let template = Template::new(to)?;
         let is_reference = to.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\');
         let is_path = to.starts_with('/') && !to.starts_with("//");
         let is_url = ["http://", "https://", "$scheme://", "${scheme}://"].iter().any(|scheme| to.starts_with(scheme));

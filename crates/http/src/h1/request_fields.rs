@@ -152,12 +152,6 @@ impl Template {
         Ok(Template(parts))
     }
 
-    /// Whether its variables are all in the keys of cached pages, so that all clients of one page get the same text.
-    pub(super) fn has_only_key_variables(&self) -> bool {
-        use Variable::{Host, HostField, Scheme};
-        self.0.iter().all(|part| matches!(part, Part::Text(_) | Part::Variable(Scheme | Host | HostField)))
-    }
-
     /// Returns the template with the values of this request, which has these fields, in place of their variables.
     pub(super) fn fill<'a, I: Iterator<Item = (&'a [u8], &'a [u8])>>(
         &self,
