@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn state_is_told_to_a_service_manager_that_was_busy() {
+    fn ready_and_mainpid_wait_for_busy_service_manager() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("notify");
         let manager = UnixDatagram::bind(&path).unwrap();
