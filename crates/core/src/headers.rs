@@ -99,7 +99,7 @@ impl HeaderRule {
 /// The media type of a response, without parameters and in lower case; empty if it has none, or no rule asks for it. `known`: that of
 /// the file, if the head has none or another one.
 fn type_of(head: &Head, rules: &[HeaderRule], known: Option<&str>) -> Vec<u8> {
-    if rules.iter().all(|rule| rule.media_type.is_none()) {
+    if !has_types(rules) {
         return Vec::new();
     }
     let value = known.map(str::as_bytes).or_else(|| head.values("Content-Type").next()).unwrap_or_default();
@@ -177,6 +177,11 @@ fn fields_of<'a>(
     (fields, removed)
 }
 
+/// Whether any rule applies by media type.
+fn has_types(rules: &[HeaderRule]) -> bool {
+    rules.iter().any(|rule| rule.media_type.is_some())
+}
+
 /// The names of the fields that rules set or append by media type.
 fn names_by_type<'a>(rules: &'a [HeaderRule], path: &[u8]) -> Vec<&'a str> {
     let by_type = rules.iter().filter(|rule| rule.media_type.is_some() && rule.pattern.matches(path));
@@ -185,6 +190,9 @@ fn names_by_type<'a>(rules: &'a [HeaderRule], path: &[u8]) -> Vec<&'a str> {
 
 /// Applies the rules by media type to the head of a file that an application sends with a type of its own.
 pub(crate) fn change_type(head: &mut Head, rules: &[HeaderRule], path: &[u8], request: &Request<'_>, media_type: &str) {
+    if !has_types(rules) {
+        return;
+    }
     let names = names_by_type(rules, path);
     let is_by_type = |name: &str| names.iter().any(|known| known.eq_ignore_ascii_case(name));
     let of_type = type_of(head, rules, Some(media_type));
