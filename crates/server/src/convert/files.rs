@@ -441,8 +441,7 @@ fn header_rules(
     let from = first.or(scope.get("expires")).or(hidden.first().copied());
     let Some(from) = from else { return names };
     let is_for_all = cache.is_some() || caches.iter().any(|(media_type, _)| media_type.is_none());
-    let has_app = ["proxy_pass", "fastcgi_pass"].iter().any(|name| scope.own(name).next().is_some());
-    if has_app && (is_for_all || !caches.is_empty()) {
+    if scope.has_app() && (is_for_all || !caches.is_empty()) {
         page.note_here(site, from, "`cache_control` is for files; applications send their own");
     }
     if inherited.is_some() && !is_for_all && sets_cache_control(&scope.outer()) {

@@ -34,7 +34,7 @@ impl<'a> Location<'a> {
 
     /// Whether it forwards its requests.
     pub(super) fn has_app(&self) -> bool {
-        ["proxy_pass", "fastcgi_pass"].iter().any(|name| self.scope.own(name).next().is_some())
+        self.scope.has_app()
     }
 
     /// Whether its routes answer all its requests.

@@ -62,6 +62,11 @@ impl<'a> Scope<'a> {
         self.innermost().iter().filter(move |directive| directive.name == name)
     }
 
+    /// Whether the innermost block has an application.
+    pub(super) fn has_app(&self) -> bool {
+        ["proxy_pass", "fastcgi_pass"].iter().any(|name| self.own(name).next().is_some())
+    }
+
     /// All but the innermost.
     pub(super) fn outer(&self) -> Scope<'a> {
         Scope(self.0.split_last().map_or_else(Vec::new, |(_, outer)| outer.to_vec()))
